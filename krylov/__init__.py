@@ -1,0 +1,1 @@
+"""Krylov solvers on JAX."""

@@ -1,0 +1,37 @@
+"""Linear operators on pytrees: matrices, functions, their algebra, and the tangent operators of networks."""
+
+from . import lineax_rules as _lineax_rules
+from .algebra import (
+    BlockDiagonalOperator,
+    IdentityOperator,
+    LowRankPlusDiagonal,
+    complexify,
+    conjugate_operator,
+    shifted,
+)
+from .base import LinearOperator
+from .convert import as_operator
+from .function import FunctionOperator
+from .jacobian import Jacobian
+from .linear_call import linear_call
+from .matrix import DiagonalOperator, MatrixOperator
+from .structure import join_real, split_real
+
+__all__ = [
+    "BlockDiagonalOperator",
+    "DiagonalOperator",
+    "FunctionOperator",
+    "IdentityOperator",
+    "Jacobian",
+    "LinearOperator",
+    "LowRankPlusDiagonal",
+    "MatrixOperator",
+    "as_operator",
+    "complexify",
+    "conjugate_operator",
+    "join_real",
+    "linear_call",
+    "shifted",
+    "split_real",
+]
+del _lineax_rules

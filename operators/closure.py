@@ -1,0 +1,152 @@
+"""A Python function turned into a pytree: its traced program, and the arrays it closed over as leaves."""
+
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+from jaxtyping import Array
+
+
+class ClosedFunction(eqx.Module):
+    """A traced function whose captured arrays are leaves, so that it can be an argument of ``jit`` like any array.
+
+    Two traces of the same code that differ only in the captured values share one program object: passing the second
+    where the first was compiled compiles nothing.
+    """
+
+    captured: list[Array]
+    jaxpr: Jaxpr = eqx.field(static=True)
+    out_tree: Any = eqx.field(static=True)
+
+    def __call__(self, *args: Any) -> Any:
+        """Evaluate on arguments of the structure, shapes and dtypes it was traced for."""
+        out = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.captured))(*jax.tree.leaves(args))
+        return jax.tree.unflatten(self.out_tree, out)
+
+    @property
+    def out_structure(self) -> Any:
+        """Shapes and dtypes of the result."""
+        leaves = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.jaxpr.outvars]
+        return jax.tree.unflatten(self.out_tree, leaves)
+
+
+def close(fn: Callable, *args: Any) -> ClosedFunction:
+    """Trace ``fn`` for arguments (arrays or shapes) and hoist what it closes over."""
+    leaves, tree = jax.tree.flatten(args)
+    out_tree = None
+
+    def flat(*flat_args):
+        nonlocal out_tree
+        out, out_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, flat_args)))
+        return out
+
+    # `flat` is new each time, so JAX's own trace cache cannot serve a program with outdated captured values.
+    closed = jax.make_jaxpr(flat)(*leaves)
+    return ClosedFunction([jnp.asarray(c) for c in closed.consts], _intern(fn, closed.jaxpr), out_tree)
+
+
+# Programs seen lately, by the code they came from.
+_programs: OrderedDict[Any, list[Jaxpr]] = OrderedDict()
+_MAX_CODES, _MAX_PROGRAMS_PER_CODE = 256, 8
+
+
+def _intern(fn: Callable, jaxpr: Jaxpr) -> Jaxpr:
+    known = _programs.setdefault(_code_of(fn), [])
+    _programs.move_to_end(_code_of(fn))
+    if len(_programs) > _MAX_CODES:
+        _programs.popitem(last=False)
+    for other in known:
+        if _same_program(jaxpr, other):
+            return other
+    known.append(jaxpr)
+    del known[:-_MAX_PROGRAMS_PER_CODE]
+    return jaxpr
+
+
+def _code_of(fn: Callable) -> Any:
+    while isinstance(fn, partial):
+        fn = fn.func
+    if isinstance(fn, types.MethodType):
+        fn = fn.__func__
+    fn = getattr(fn, "__wrapped__", fn)
+    return getattr(fn, "__code__", type(fn))
+
+
+def _same_program(a: Jaxpr, b: Jaxpr) -> bool:
+    """Equality of two programs up to the names of their variables."""
+    if a is b:
+        return True
+    if len(a.eqns) != len(b.eqns) or a.effects != b.effects:
+        return False
+    names: dict[Var, Var] = {}
+
+    def same_binders(xs, ys):
+        if len(xs) != len(ys) or any(x.aval != y.aval for x, y in zip(xs, ys, strict=True)):
+            return False
+        names.update(zip(xs, ys, strict=True))
+        return True
+
+    def same_atoms(xs, ys):
+        return len(xs) == len(ys) and all(map(same_atom, xs, ys))
+
+    def same_atom(x, y):
+        if isinstance(x, Literal) or isinstance(y, Literal):
+            return isinstance(x, Literal) and isinstance(y, Literal) and x.aval == y.aval and _same(x.val, y.val)
+        return names.get(x) is y
+
+    if not (same_binders(a.constvars, b.constvars) and same_binders(a.invars, b.invars)):
+        return False
+    for e, f in zip(a.eqns, b.eqns, strict=True):
+        if e.primitive is not f.primitive or e.params.keys() != f.params.keys():
+            return False
+        if not same_atoms(e.invars, f.invars) or not same_binders(e.outvars, f.outvars):
+            return False
+        if getattr(e, "ctx", None) != getattr(f, "ctx", None):
+            return False
+        rules = e.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+        for key in e.params:
+            # The rules of custom derivatives are wrapped anew in every trace. The code that was traced is the same, so
+            # are the programs they belong to: rules from the same line of source are taken to be the same too.
+            if rules and key in _RULES:
+                if _where(e.params[key]) != _where(f.params[key]):
+                    return False
+                continue
+            if not _same(e.params[key], f.params[key]):
+                return False
+    return same_atoms(a.outvars, b.outvars)
+
+
+_RULES = ("jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd")
+
+
+def _where(rule: Any) -> Any:
+    """Source line of a rule that JAX wraps, where it is known."""
+    return getattr(getattr(rule, "debug_info", None), "func_src_info", None)
+
+
+def _same(x: Any, y: Any) -> bool:
+    if x is y:
+        return True
+    if isinstance(x, ClosedJaxpr) and isinstance(y, ClosedJaxpr):
+        return _same(x.consts, y.consts) and _same_program(x.jaxpr, y.jaxpr)
+    if isinstance(x, Jaxpr) and isinstance(y, Jaxpr):
+        return _same_program(x, y)
+    if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
+        return type(x) is type(y) and len(x) == len(y) and all(map(_same, x, y))
+    if isinstance(x, dict) and isinstance(y, dict):
+        return x.keys() == y.keys() and all(_same(x[k], y[k]) for k in x)
+    if isinstance(x, (np.ndarray, np.generic)) and isinstance(y, (np.ndarray, np.generic)):
+        return x.dtype == y.dtype and np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
+    if isinstance(x, (jax.Array, np.ndarray)) or isinstance(y, (jax.Array, np.ndarray)):
+        return False
+    try:
+        return bool(x == y)
+    except Exception:  # an unknown parameter that cannot be compared is a different one
+        return False

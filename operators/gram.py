@@ -1,0 +1,98 @@
+"""The two square operators of a Jacobian: on parameters and on samples."""
+
+import jax
+
+from .base import Field, LinearOperator, Vector
+from .jacobian import Jacobian
+from .linear_call import closed_linear_call
+from .structure import Structure, is_complex
+from .tangent_sums import gram_diagonal, gram_product
+
+
+class GramOperator(LinearOperator):
+    r"""The hermitian positive operator :math:`J^H J` on parameters; made by ``J.gram()``.
+
+    One product linearizes each chunk once and costs about two forward and two backward passes of the network. With a
+    centred Jacobian of log-amplitudes it is the quantum geometric tensor of stochastic reconfiguration.
+    """
+
+    jacobian: Jacobian
+
+    def _product(self, vector: Vector) -> Vector:
+        return closed_linear_call(gram_product, None, self.jacobian, vector)
+
+    def _adjoint_product(self, vector: Vector) -> Vector:
+        return self._product(vector)
+
+    def in_structure(self) -> Structure:
+        """The trainable parameters."""
+        return self.jacobian.in_structure()
+
+    def out_structure(self) -> Structure:
+        """The trainable parameters."""
+        return self.jacobian.in_structure()
+
+    @property
+    def field(self) -> Field:
+        """That of the Jacobian."""
+        return self.jacobian.field
+
+    @property
+    def is_hermitian(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def is_positive(self) -> bool:
+        """True."""
+        return True
+
+    def diagonal(self) -> Vector:
+        """The exact diagonal, from per-sample gradients; as in `as_matrix` where only R-linear on complex leaves."""
+        from .samples_apart import check_samples_apart
+
+        check_samples_apart(self.jacobian)
+        real = gram_diagonal(self.jacobian, False)
+        if self._needs_splitting:
+            imag = gram_diagonal(self.jacobian, True)
+            params = jax.tree.leaves(self.jacobian.params)
+            return real, [d for d, p in zip(jax.tree.leaves(imag), params, strict=True) if is_complex(p)]
+        return jax.tree.map(lambda d, p: d.astype(p.dtype), real, self.jacobian.params)
+
+
+class CogramOperator(LinearOperator):
+    r"""The hermitian positive operator :math:`J J^H` on samples; made by ``J.cogram()``.
+
+    The (centred) neural tangent kernel, never formed: one product is a pull-back and a push-forward.
+    """
+
+    jacobian: Jacobian
+
+    def _product(self, vector: Vector) -> Vector:
+        return self.jacobian._product(self.jacobian._adjoint_product(vector))
+
+    def _adjoint_product(self, vector: Vector) -> Vector:
+        return self._product(vector)
+
+    def in_structure(self) -> Structure:
+        """The outputs on all samples."""
+        return self.jacobian.out_structure()
+
+    def out_structure(self) -> Structure:
+        """The outputs on all samples."""
+        return self.jacobian.out_structure()
+
+    @property
+    def field(self) -> Field:
+        """That of the Jacobian."""
+        return self.jacobian.field
+
+    @property
+    def is_hermitian(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def is_positive(self) -> bool:
+        """True."""
+        return True

@@ -1,0 +1,241 @@
+r"""The Jacobian of a network over samples as an operator, computed anew in each product, chunk by chunk.
+
+Row i of J is :math:`\sqrt{w_i}\,(O_i - \sum_j w_j O_j)` with :math:`O_i` the derivative of the network's output on sample i
+with respect to the parameters; without centring the mean is left out.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from .base import Field, LinearOperator, Vector, conjugate
+from .chunks import Chunks, check_chunk_size, split_samples
+from .closure import ClosedFunction, close
+from .linear_call import closed_linear_call
+from .samples_apart import check_samples_apart
+from .structure import Structure, all_complex, check_vector, describe, is_complex, real_dtype, structure_of
+from .tangent_sums import mean_rows, pull_back, push_forward
+
+
+class Jacobian(LinearOperator):
+    r"""The Jacobian of ``f`` with respect to its parameters, over weighted samples.
+
+    Maps a change of the parameters to the change of the output on each sample. With :math:`O_i = \partial f_i`,
+
+    .. math:: (J v)_i = \sqrt{w_i}\,\bigl(O_i v - \textstyle\sum_j w_j O_j v\bigr),
+
+    the mean left out unless ``center``. Nothing is stored: each product linearizes ``f`` chunk by chunk. ``J.gram()`` is
+    the quantum geometric tensor :math:`J^H J`, ``J.cogram()`` the neural tangent kernel :math:`J J^H`, and
+    ``J.H @ J.sample_vector(E)`` the forces.
+
+    The map is R-linear unless ``holomorphic=True`` promises more; adjoints are those of the real inner product, which is
+    right for holomorphic, non-holomorphic and real parameters alike.
+
+    Args:
+        f: ``f(params, samples)``; returns an array or a pytree of arrays, all with the sample axis first. It may be a
+            pytree itself, an equinox module say. No output may depend on another sample.
+        params: pytree. Leaves that are not floating-point arrays take no part; vectors have None in their place.
+        samples: array or pytree of arrays, sample axis first, of one length N.
+        weights: ``(N,)`` not negative; divided by their sum. Default: all equal.
+        center: subtract the weighted mean from each row.
+        chunk_size: samples at a time; need not divide N. Default: all at once.
+        trainable: pytree of bools over ``params`` (or a prefix of it), or a function of a leaf; False freezes.
+        holomorphic: promise that ``f`` is holomorphic in complex parameters, so that J is C-linear.
+        precision: matrix multiplication precision that ``f`` is traced under, see ``jax.default_matmul_precision``; None
+            leaves it as it is. On GPUs the default TF32 breaks the symmetry that CG relies on.
+
+    Raises:
+        ValueError: samples or weights of unequal lengths, bad weights or chunk size, outputs without the sample axis
+            first, a holomorphic promise that cannot be true, or outputs that depend on other samples.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> f = lambda params, x: jnp.tanh(x @ params["w"])
+        >>> J = Jacobian(f, {"w": jnp.ones(2)}, jnp.eye(3, 2), center=True)
+        >>> J.shape
+        (3, 2)
+
+    Reference: Sorella (1998), doi:10.1103/PhysRevLett.80.4558; Chen & Heyl (2024), doi:10.1038/s41567-024-02566-1.
+    """
+
+    network: ClosedFunction
+    network_of_one: ClosedFunction
+    params: PyTree
+    chunks: Chunks
+    mean_rows: PyTree | None
+    center: bool = eqx.field(static=True)
+    holomorphic: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        f: Callable[[Any, Any], PyTree[Array]],
+        params: PyTree,
+        samples: PyTree,
+        *,
+        weights: Any = None,
+        center: bool = False,
+        chunk_size: int | None = None,
+        trainable: Any = None,
+        holomorphic: bool = False,
+        precision: str | None = "highest",
+    ):
+        if not callable(f):
+            raise TypeError(f"Jacobian: f must be a function f(params, samples), not {type(f).__name__}.")
+        self.params, rest = _partition(params, trainable)
+        self.chunks = split_samples(samples, weights, check_chunk_size(chunk_size), real_dtype_of(self.params))
+        self.center, self.holomorphic = bool(center), bool(holomorphic)
+
+        def network(trained, chunk):
+            return f(eqx.combine(trained, rest), chunk)
+
+        self.network = self._trace(network, f, self.chunks.chunk_structure, precision)
+        self.network_of_one = self._trace(network, f, self.chunks.one_structure, precision)
+        self._check_outputs()
+        check_samples_apart(self)
+        self.mean_rows = mean_rows(self) if self.center else None
+
+    def _trace(self, network, f, chunk, precision) -> ClosedFunction:
+        count = jax.tree.leaves(chunk)[0].shape[0]
+        try:
+            with jax.default_matmul_precision(precision) if precision is not None else contextlib.nullcontext():
+                closed = close(network, structure_of(self.params), chunk)
+        except Exception as error:
+            error.add_note(
+                f"Jacobian: while tracing f for {count} of {self.chunks.num_samples} samples at a time. f must take any "
+                "number of samples along the first axis; an array shaped like all samples must be passed as a sample leaf."
+            )
+            raise
+        for leaf in jax.tree.leaves(closed.out_structure):
+            if leaf.ndim == 0 or leaf.shape[0] != count:
+                raise ValueError(
+                    "Jacobian: f must return arrays whose first axis is the sample axis.\n"
+                    f"  got       {describe(closed.out_structure)} for {count} samples\n"
+                    "  A function of one sample becomes one of many with jax.vmap(f, in_axes=(None, 0))."
+                )
+        return closed
+
+    def _check_outputs(self) -> None:
+        out = self.network.out_structure
+        if not jax.tree.leaves(out):
+            raise ValueError("Jacobian: f returns no array.")
+        for leaf in jax.tree.leaves(out):
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                raise ValueError(f"Jacobian: f must return floating-point arrays.\n  got       {describe(out)}")
+        if self.holomorphic and not (all_complex(structure_of(self.params)) and all_complex(out)):
+            raise ValueError(
+                "Jacobian: holomorphic=True needs complex parameters and complex outputs only.\n"
+                f"  params    {describe(self.params)}\n  output    {describe(out)}\n"
+                "  Leave it out: all products are right without it."
+            )
+
+    def _product(self, vector: Vector) -> Vector:
+        return closed_linear_call(push_forward, pull_back, self, vector)
+
+    def _adjoint_product(self, vector: Vector) -> Vector:
+        # The transpose of a call is the other function, so this is one call too, with the roles exchanged.
+        return conjugate(closed_linear_call(pull_back, push_forward, self, conjugate(vector)))
+
+    def in_structure(self) -> Structure:
+        """The trainable parameters, None in place of the others."""
+        return structure_of(self.params)
+
+    def out_structure(self) -> Structure:
+        """The outputs of ``f`` on all samples."""
+        n = self.chunks.num_samples
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((n, *s.shape[1:]), s.dtype), self.network.out_structure)
+
+    @property
+    def field(self) -> Field:
+        """Complex where holomorphic is promised, else real."""
+        return "complex" if self.holomorphic else "real"
+
+    def gram(self) -> LinearOperator:
+        r"""The operator :math:`J^H J` on parameters: quantum geometric tensor, Fisher or Gauss-Newton matrix."""
+        from .gram import GramOperator
+
+        return GramOperator(self)
+
+    def cogram(self) -> LinearOperator:
+        r"""The operator :math:`J J^H` on samples: the neural tangent kernel."""
+        from .gram import CogramOperator
+
+        return CogramOperator(self)
+
+    def sample_vector(self, values: Any) -> Vector:
+        r"""Plain values per sample as a vector of the output space, :math:`\sqrt{w_i}\,(E_i - \sum_j w_j E_j)`.
+
+        The mean is subtracted only where the Jacobian is centred. ``J.H @ J.sample_vector(E)`` is then the (co)variance
+        of the derivatives with E: the forces, for local energies E.
+
+        Args:
+            values: like the output of ``f`` on all samples; a real array is taken where the output is complex.
+
+        Raises:
+            ValueError: values do not match.
+        """
+        expected = self.out_structure()
+        if jax.tree.structure(values) == jax.tree.structure(expected):
+            values = jax.tree.map(_embed, values, expected)
+        values = check_vector("Jacobian.sample_vector", "values", values, expected)
+        return _sample_vector(self.chunks, values, self.center)
+
+
+@eqx.filter_jit
+def _sample_vector(chunks: Chunks, values: Vector, center: bool) -> Vector:
+    weights = chunks.flat_weights
+
+    def leaf(e):
+        w = weights.astype(real_dtype(e.dtype)).reshape(-1, *(1 for _ in e.shape[1:]))
+        if center:
+            e = e - (w * e).sum(0)
+        return jnp.sqrt(w) * e
+
+    return jax.tree.map(leaf, values)
+
+
+def _embed(value, expected):
+    """Real values are complex ones with no imaginary part; every other difference is left for the check to name."""
+    value = jnp.asarray(value)
+    if is_complex(expected) and value.dtype == real_dtype(expected.dtype):
+        return value.astype(expected.dtype)
+    return value
+
+
+def real_dtype_of(params: PyTree) -> np.dtype:
+    """The real dtype of the widest parameter, in which weights are kept."""
+    leaves = jax.tree.leaves(params)
+    return real_dtype(jnp.result_type(*(leaf.dtype for leaf in leaves), jnp.float32))
+
+
+def _partition(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
+    params = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
+    if trainable is None:
+        mask = True
+    elif callable(trainable):
+        mask = jax.tree.map(lambda x: bool(trainable(x)), params)
+    else:
+        mask = trainable
+    try:
+        chosen, _ = eqx.partition(params, jax.tree.map(_as_bool, mask))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "Jacobian: trainable must be a function of a leaf or a pytree of bools that is a prefix of params.\n"
+            f"  got       {trainable!r}\n  params    {describe(params)}\n  {error}"
+        ) from None
+    trained = eqx.filter(chosen, eqx.is_inexact_array)
+    rest = jax.tree.map(lambda x, t: None if t is not None else x, params, trained, is_leaf=lambda x: x is None)
+    if not jax.tree.leaves(trained):
+        raise ValueError(f"Jacobian: no trainable floating-point array among params.\n  params    {describe(params)}")
+    return trained, rest
+
+
+def _as_bool(x):
+    if not isinstance(x, (bool, np.bool_)):
+        raise TypeError(f"{x!r} is not a bool")
+    return bool(x)

@@ -1,0 +1,242 @@
+r"""Sums over samples of products with derivatives of a network: the loops that every tangent operator runs.
+
+Each function here is one scan over chunks whose body linearizes the network on its chunk. Bodies are checkpointed: a
+derivative with respect to the parameters then keeps the chunk's inputs, not its activations, and memory stays flat.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .base import Vector, conjugate
+from .structure import is_complex, real_dtype, size_of
+
+if TYPE_CHECKING:
+    from .jacobian import Jacobian
+
+# Up to this many real numbers of output per sample the mean rows are kept as vectors; beyond, the mean of each product
+# is taken in a pass of its own.
+MAX_MEAN_ROWS = 16
+
+
+def push_forward(jacobian: Jacobian, vector: Vector) -> Vector:
+    """``J v``: one row for each sample."""
+    mean = _mean_of_product(jacobian, vector)
+
+    def body(chunk, weights):
+        _, out = jax.jvp(lambda p: jacobian.network(p, chunk), (jacobian.params,), (vector,))
+        return _weigh(_root(weights), _subtract(out, mean))
+
+    return jacobian.chunks.join(_map_chunks(body, jacobian.chunks.samples, jacobian.chunks.weights))
+
+
+def pull_back(jacobian: Jacobian, cotangent: Vector) -> Vector:
+    """``J^T y``, the transpose of `push_forward`."""
+    chunks = jacobian.chunks
+    cut = chunks.cut(cotangent)
+    total = None
+    if jacobian.center:
+        total = jax.tree.map(lambda y: y.sum((0, 1)), _weigh_all(_root(chunks.weights), cut))
+
+    def body(chunk, weights, y):
+        y = _weigh(_root(weights), y)
+        if total is not None:
+            y = jax.tree.map(lambda y, s: y - _column(weights, y) * s, y, total)
+        (out,) = jax.vjp(lambda p: jacobian.network(p, chunk), jacobian.params)[1](y)
+        return out
+
+    return _sum_chunks(body, jacobian.params, chunks.samples, chunks.weights, cut)
+
+
+def gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
+    r"""``J^H J v`` in one pass: each chunk is linearized once, pushed forward and pulled back.
+
+    The mean over samples of the products is known beforehand, being a fixed linear functional of v; subtracting it from
+    one of the two factors is enough, since the other then sums to zero against it.
+    """
+    mean = _mean_of_product(jacobian, vector)
+
+    def body(chunk, weights):
+        _, push = jax.linearize(lambda p: jacobian.network(p, chunk), jacobian.params)
+        out = _weigh(weights, _subtract(push(vector), mean))
+        (back,) = jax.linear_transpose(push, jacobian.params)(conjugate(out))
+        return back
+
+    chunks = jacobian.chunks
+    return conjugate(_sum_chunks(body, jacobian.params, chunks.samples, chunks.weights))
+
+
+@eqx.filter_jit
+def mean_rows(jacobian: Jacobian) -> PyTree[Array] | None:
+    r"""The vectors :math:`g_r` with :math:`\mathrm{Re}\langle g_r, v\rangle = \mathrm{(component\ r\ of)} \sum_j w_j O_j v`.
+
+    One for each real number of output per sample, along a leading axis; None where these are too many to keep.
+    """
+    units = _unit_outputs(jacobian)
+    if units is None:
+        return None
+
+    def body(chunk, weights):
+        _, pull = jax.vjp(lambda p: jacobian.network(p, chunk), jacobian.params)
+
+        def row(unit):
+            spread = jax.tree.map(lambda u: jnp.broadcast_to(u, (weights.shape[0], *u.shape)), unit)
+            return pull(_weigh(weights, conjugate(spread)))[0]
+
+        return jax.vmap(row)(units)
+
+    like = jax.tree.map(lambda p: jnp.zeros((len(jax.tree.leaves(units)[0]), *p.shape), p.dtype), jacobian.params)
+    return conjugate(_sum_chunks(body, like, jacobian.chunks.samples, jacobian.chunks.weights))
+
+
+@eqx.filter_jit
+def gram_diagonal(jacobian: Jacobian, imaginary: bool) -> PyTree[Array]:
+    r"""Diagonal of ``J^H J``: for each entry :math:`\sum_{i,r} w_i\, (\mathrm{Re}\, (g_{ir} - \bar g_r))^2`.
+
+    ``g_ir`` is the gradient of real component r of the output on sample i. With ``imaginary`` the imaginary parts are
+    squared instead: the diagonal for the imaginary parts of complex parameters.
+    """
+    part = jnp.imag if imaginary else jnp.real
+    chunks, params = jacobian.chunks, jacobian.params
+    size = chunks.weights.shape[1]
+    at_once = max(1, min(size, _DIAGONAL_ENTRIES // max(1, size_of(params))))
+    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, real_dtype(p.dtype)), params)
+
+    def of_component(_, unit):
+        def gradient(sample):
+            one = jax.tree.map(lambda x: x[None], sample)
+            pull = jax.vjp(lambda p: jacobian.network_of_one(p, one), params)[1]
+            return jax.tree.map(part, conjugate(pull(conjugate(jax.tree.map(lambda u: u[None], unit)))[0]))
+
+        def mean_body(chunk, weights):
+            _, pull = jax.vjp(lambda p: jacobian.network(p, chunk), params)
+            spread = jax.tree.map(lambda u: jnp.broadcast_to(u, (size, *u.shape)), unit)
+            return jax.tree.map(part, conjugate(pull(_weigh(weights, conjugate(spread)))[0]))
+
+        mean = _sum_chunks(mean_body, zero, chunks.samples, chunks.weights) if jacobian.center else zero
+
+        def body(chunk, weights):
+            def one(pair):
+                sample, weight = pair
+                return jax.tree.map(lambda g, m: weight.astype(g.dtype) * (g - m) ** 2, gradient(sample), mean)
+
+            def group(pairs):
+                return jax.tree.map(lambda x: x.sum(0), jax.vmap(one)(pairs))
+
+            return _sum_groups(group, (chunk, weights), at_once)
+
+        return None, _sum_chunks(body, zero, chunks.samples, chunks.weights)
+
+    units = _unit_outputs(jacobian, limit=None)
+    _, each = jax.lax.scan(of_component, None, units)
+    return jax.tree.map(lambda x: x.sum(0), each)
+
+
+# Entries of per-sample gradients held at a time by `gram_diagonal`.
+_DIAGONAL_ENTRIES = 1 << 23
+
+
+def _sum_groups(group, pairs, at_once):
+    """Sum of ``group`` over groups of ``at_once`` rows, and over the rest that they leave."""
+    n = jax.tree.leaves(pairs)[0].shape[0]
+    full = n // at_once
+    head = jax.tree.map(lambda x: x[: full * at_once].reshape(full, at_once, *x.shape[1:]), pairs)
+    total = jax.tree.map(lambda x: x.sum(0), jax.lax.map(group, head)) if full > 1 else None
+    if full == 1:
+        total = group(jax.tree.map(lambda x: x[0], head))
+    if n % at_once:
+        tail = group(jax.tree.map(lambda x: x[full * at_once :], pairs))
+        total = tail if total is None else jax.tree.map(jnp.add, total, tail)
+    return total
+
+
+def _unit_outputs(jacobian: Jacobian, limit: int | None = MAX_MEAN_ROWS) -> PyTree[Array] | None:
+    """Unit vectors of the output of one sample, seen as real numbers, along a leading axis."""
+    structure = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), jacobian.network_of_one.out_structure
+    )
+    leaves, tree = jax.tree.flatten(structure)
+    total = sum(size_of(s) * (2 if is_complex(s) else 1) for s in leaves)
+    if limit is not None and total > limit:
+        return None
+    out, start = [], 0
+    for s in leaves:
+        units = jnp.eye(size_of(s), dtype=s.dtype).reshape(-1, *s.shape)
+        if is_complex(s):
+            units = jnp.concatenate([units, 1j * units]).astype(s.dtype)
+        stop = start + units.shape[0]
+        out.append(jnp.zeros((total, *s.shape), s.dtype).at[start:stop].set(units))
+        start = stop
+    return jax.tree.unflatten(tree, out)
+
+
+def _mean_of_product(jacobian: Jacobian, vector: Vector) -> PyTree[Array] | None:
+    """The weighted mean over samples of ``O_i v``, one output's worth; None where rows are not centred."""
+    if not jacobian.center:
+        return None
+    if jacobian.mean_rows is None:
+
+        def body(chunk, weights):
+            _, out = jax.jvp(lambda p: jacobian.network(p, chunk), (jacobian.params,), (vector,))
+            return jax.tree.map(lambda o: (_column(weights, o) * o).sum(0), out)
+
+        like = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), jacobian.network.out_structure)
+        return _sum_chunks(body, like, jacobian.chunks.samples, jacobian.chunks.weights)
+    components = sum(
+        jax.vmap(lambda row, x=x: _real_inner(row, x))(rows)
+        for rows, x in zip(jax.tree.leaves(jacobian.mean_rows), jax.tree.leaves(vector), strict=True)
+    )
+    units = _unit_outputs(jacobian)
+    return jax.tree.map(lambda u: jnp.tensordot(components.astype(real_dtype(u.dtype)), u, axes=1), units)
+
+
+def _real_inner(x: Array, y: Array) -> Array:
+    if is_complex(x):
+        return jnp.sum(x.real * y.real) + jnp.sum(x.imag * y.imag)
+    return jnp.sum(x * y)
+
+
+def _map_chunks(body, *stacks: Any) -> Any:
+    if jax.tree.leaves(stacks)[0].shape[0] == 1:
+        out = jax.checkpoint(body)(*jax.tree.map(lambda x: x[0], stacks))
+        return jax.tree.map(lambda x: x[None], out)
+    checkpointed = jax.checkpoint(body, prevent_cse=False)
+    return jax.lax.scan(lambda _, chunk: (None, checkpointed(*chunk)), None, stacks)[1]
+
+
+def _sum_chunks(body, like: Any, *stacks: Any) -> Any:
+    """Sum of ``body`` over chunks; ``like`` has the shapes and dtypes of the sum."""
+    if jax.tree.leaves(stacks)[0].shape[0] == 1:
+        return jax.checkpoint(body)(*jax.tree.map(lambda x: x[0], stacks))
+    checkpointed = jax.checkpoint(body, prevent_cse=False)
+
+    def step(total, chunk):
+        return jax.tree.map(jnp.add, total, checkpointed(*chunk)), None
+
+    return jax.lax.scan(step, jax.tree.map(jnp.zeros_like, like), stacks)[0]
+
+
+def _root(weights: Array) -> Array:
+    # The derivative of the root at zero is infinite; there the row is zero whatever the derivative.
+    return jnp.where(weights > 0, jnp.sqrt(jnp.where(weights > 0, weights, 1)), 0)
+
+
+def _column(weights: Array, like: Array) -> Array:
+    return weights.astype(real_dtype(like.dtype)).reshape(-1, *(1 for _ in like.shape[1:]))
+
+
+def _weigh(weights: Array, vector: Vector) -> Vector:
+    return jax.tree.map(lambda y: _column(weights, y) * y, vector)
+
+
+def _weigh_all(weights: Array, cut: Vector) -> Vector:
+    return jax.vmap(_weigh)(weights, cut)
+
+
+def _subtract(vector: Vector, mean: PyTree[Array] | None) -> Vector:
+    return vector if mean is None else jax.tree.map(lambda y, m: y - m, vector, mean)

@@ -1,0 +1,28 @@
+"""Settings that must precede JAX: eight virtual CPU devices, and x64 unless KRYLOV_TEST_X64=0."""
+
+import os
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import jax
+import numpy as np
+import pytest
+
+X64 = os.environ.get("KRYLOV_TEST_X64", "1") != "0"
+jax.config.update("jax_enable_x64", X64)
+
+
+def pytest_report_header() -> str:
+    return f"x64: {'on' if X64 else 'off'}"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not X64 and item.get_closest_marker("x64_only"):
+        pytest.skip("x64 is off")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
