@@ -1,15 +1,15 @@
-# Every target makes .venv and installs what it needs first. Choose the interpreter with `make PYTHON=python3.12 ...`.
+# Every target makes .venv and installs what it needs first. Another interpreter:
+# `make PYTHON=python3.12 test`. More test processes, each of 2 to 3 GiB: `make WORKERS=4 test`.
 
 PYTHON  ?= python3
 VENV    ?= .venv
-WORKERS ?= 2# test processes; one needs 2 to 3 GiB
+WORKERS ?= 2
 
 BIN    := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
-TYPES  := build/types
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable
 
 .DEFAULT_GOAL := help
-.DELETE_ON_ERROR:
+.NOTPARALLEL:
 .PHONY: help demo test test-fast test-float32 lint types format bench
 
 help: ## list the targets
@@ -19,31 +19,32 @@ demo: $(VENV)/installed-docs ## the library's main job on a real quantum system
 	$(BIN)/python docs/examples/demo.py
 
 test: lint types test-float32 ## everything: lint, types, all tests with x64 off and on
-	$(PYTEST) -n $(WORKERS) --dist worksteal --benchmark-disable
+	$(PYTEST)
 
 test-fast: $(VENV)/installed-dev ## the tests that are not slow
-	$(PYTEST) -n $(WORKERS) --dist worksteal --benchmark-disable -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-float32: $(VENV)/installed-dev ## the tests that are not slow, with x64 off as most users run
-	KRYLOV_TEST_X64=0 $(PYTEST) -n $(WORKERS) --dist worksteal --benchmark-disable -m "not slow and not x64_only"
+	KRYLOV_TEST_X64=0 $(PYTEST) -m "not slow and not x64_only"
 
 lint: $(VENV)/installed-dev ## ruff: rules and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-# The type checker knows nothing of setuptools' package-dir: show it the packages in their installed shape.
-types: $(VENV)/installed-dev ## mypy
-	@rm -rf $(TYPES) && mkdir -p $(TYPES)/krylov
-	@ln -s "$(CURDIR)"/krylov/* "$(CURDIR)/operators" $(TYPES)/krylov/
-	cd $(TYPES) && "$(abspath $(BIN))/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" -p krylov
+types: $(VENV)/installed-dev ## pyright, on links to the sources in their installed shape
+	@rm -rf build/types && find krylov operators -name '*.py' | while read -r source; do \
+	    link=build/types/krylov/$${source#krylov/}; \
+	    mkdir -p "$${link%/*}" && ln -s "$(CURDIR)/$$source" "$$link" || exit 1; \
+	done
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/installed-dev ## apply ruff's fixes and format
-	$(BIN)/ruff check --fix
+	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
 
 bench: $(VENV)/installed-bench ## the benchmarks; also writes .benchmarks/latest.json
 	@mkdir -p .benchmarks
-	$(PYTEST) benchmarks --benchmark-json=.benchmarks/latest.json
+	$(BIN)/python -m pytest benchmarks --benchmark-json=.benchmarks/latest.json
 
 # One stamp for each extra, so that an unchanged pyproject.toml installs nothing.
 $(VENV)/installed-%: pyproject.toml $(VENV)/pyvenv.cfg

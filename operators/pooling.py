@@ -233,7 +233,7 @@ def _better(a, b):
 def _lowest(dtype):
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.array(-np.inf, dtype)
-    return np.array(False if dtype == bool else jnp.iinfo(dtype).min, dtype)
+    return np.array(False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min, dtype)
 
 
 def _scalar(where, init, dtype):

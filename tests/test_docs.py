@@ -1,6 +1,8 @@
-"""The documentation is true: code blocks of the pages and examples of the docstrings run.
+"""The documentation is true: the Python blocks of the pages and the examples of the docstrings run.
 
-Both run as a reader would run them, with JAX as it comes: x64 is off until a block or an example turns it on.
+Both run as a reader would run them, in an empty folder and with JAX as it comes: x64 is off until a block or an example
+turns it on. The blocks of a page share one namespace. Examples may use `krylov`, `jax`, `jnp` and `np` without
+importing them.
 """
 
 import doctest
@@ -51,8 +53,10 @@ def as_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_code_blocks_run(page: Path) -> None:
     text = page.read_text()
+    blocks = list(BLOCK.finditer(text))
+    assert len(blocks) == text.count("```python"), "a block is indented or not closed"
     namespace = {"__name__": "__main__"}
-    for block in BLOCK.finditer(text):
+    for block in blocks:
         line = text.count("\n", 0, block.start(1))
         exec(compile("\n" * line + block[1], page, "exec"), namespace)
 

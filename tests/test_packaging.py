@@ -74,11 +74,11 @@ def test_wheel_installs_into_an_empty_environment(tmp_path: Path) -> None:
     subprocess.run([python, *pip, "install", wheel], check=True)
     elsewhere.mkdir()
     (elsewhere / "operators.py").write_text("MINE = True\n")
-    check = "import krylov, krylov.operators, operators; assert operators.MINE; print(krylov.__version__, krylov.__file__)"
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    result = subprocess.run(
-        [python, "-c", check], cwd=elsewhere, env=clean, check=True, capture_output=True, text=True
+    check = (
+        "import krylov, krylov.operators, operators; assert operators.MINE; print(krylov.__version__, krylov.__file__)"
     )
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run([python, "-c", check], cwd=elsewhere, env=clean, check=True, capture_output=True, text=True)
     version, file = result.stdout.split()
     assert version == PYPROJECT["project"]["version"]
     assert Path(file).is_relative_to(environment)

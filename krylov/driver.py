@@ -1,0 +1,224 @@
+"""The loop that all Krylov recurrences share: one product a round, which either advances or verifies."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from krylov.operators.base import LinearOperator, Vector, product
+
+from .methods.recurrence import CYCLE_CLOSED, NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
+from .progress import report_progress
+from .status import Status
+from .vectors import RealScalar, Space, add, axpy, power_of_two, safe_norm, scale, select, subtract, zeros_like
+
+# A recurrence aims a little below the tolerance: its own residual and the true one differ by rounding.
+_AIM = 0.95
+
+
+class Controls(eqx.Module):
+    """When to stop, and what to report on the way."""
+
+    rtol: RealScalar
+    atol: RealScalar
+    maxiter: Int[Array, ""]
+    history: int | None = eqx.field(static=True)
+    progress: bool = eqx.field(static=True)
+
+
+class Outcome(NamedTuple):
+    """How a solve went, apart from the solution itself."""
+
+    status: Int[Array, ""]
+    iterations: Int[Array, ""]
+    matvecs: Int[Array, ""]
+    residual_norm: RealScalar
+    rhs_norm: RealScalar
+    history: Float[Array, " length"] | None
+
+
+class _Loop(NamedTuple):
+    x: Vector
+    state: Any
+    residual: RealScalar  # the true one, of x
+    rounds: Int[Array, ""]  # products that advanced
+    matvecs: Int[Array, ""]
+    failures: Int[Array, ""]  # verifications in a row that found no progress
+    unverified: Bool[Array, ""]  # x is a guess whose residual is not known yet
+    verified: Bool[Array, ""]  # some recurrence has been verified
+    status: Int[Array, ""]
+    done: Bool[Array, ""]
+    history: Float[Array, " length"] | None
+
+
+def iterate(
+    method: Recurrence,
+    op: LinearOperator,
+    shift: Any,
+    preconditioner: LinearOperator | None,
+    rhs: Vector,
+    guess: Vector,
+    has_guess: Bool[Array, ""],
+    controls: Controls,
+) -> tuple[Vector, Outcome]:
+    """Solve ``(A + shift) x = rhs``.
+
+    The right-hand side is scaled to a norm between one and two by a power of two, so that its size changes no digit.
+    """
+    space = Space.of(op.in_structure(), op.field)
+    rhs_norm = safe_norm(rhs, space.real_dtype)
+    unit = power_of_two(rhs_norm)
+    b, x = scale(1 / unit, rhs), scale(1 / unit, guess)
+    b_norm = rhs_norm / unit
+    target = jnp.maximum(controls.rtol * b_norm, controls.atol / unit)
+
+    trivial = rhs_norm == 0
+    finite = jnp.isfinite(rhs_norm)
+    has_guess = has_guess & finite & ~trivial
+    x = select(has_guess, x, zeros_like(x))
+    b = select(finite, b, zeros_like(b))
+    converged = trivial | (~has_guess & (b_norm <= target))
+    state = method.allocate(space, b, preconditioner is not None)
+    state = method.settle(space, method.start(space, state, b))
+    nothing, no = jnp.asarray(0, jnp.int32), jnp.asarray(False)
+    first = _Loop(
+        x=x,
+        state=state,
+        residual=b_norm,
+        rounds=nothing,
+        matvecs=nothing,
+        failures=nothing,
+        unverified=has_guess,
+        verified=no,
+        status=jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32),
+        done=converged | ~finite,
+        history=new_history(controls, b_norm, space),
+    )
+
+    def body(loop: _Loop) -> _Loop:
+        direction = method.direction(loop.state)
+        preconditioned = direction if preconditioner is None else product(preconditioner, direction)
+        state = method.prepare(space, loop.state, preconditioned)
+
+        estimate, condition = method.residual_norm(state), method.condition(state)
+        # A recurrence cannot shrink its residual by more than its digits: then it is verified whatever the tolerance.
+        claims = estimate <= jnp.maximum(_AIM * target, 0.01 * space.eps * loop.residual)
+        iterations = loop.rounds // method.products
+        out_of_iterations = iterations >= controls.maxiter
+        stops = claims | out_of_iterations | (condition != RUNNING) | ~jnp.isfinite(estimate)
+        verify = loop.unverified | stops
+
+        candidate = select(loop.unverified, loop.x, add(loop.x, method.increment(space, state, verify)))
+        probe = select(verify, candidate, method.probe(state))
+        multiplied = add_shift(shift, product(op, probe), probe)
+
+        restarted = method.start(space, state, subtract(b, multiplied))
+        state = select(verify, restarted, method.advance(space, state, multiplied))
+        state = method.settle(space, state)
+
+        found = method.residual_norm(state)  # after verifying: the true residual
+        ending = _judge(loop, found, target, condition, claims, out_of_iterations, method, space)
+        accepted = verify & ending.accepted
+        rounds = loop.rounds + jnp.where(verify, 0, 1).astype(jnp.int32)
+        history = loop.history
+        if history is not None:
+            shown = jnp.where(verify, loop.residual, found)
+            history = history.at[(rounds + method.products - 1) // method.products].set(shown, mode="drop")
+        if controls.progress:
+            report_progress(rounds // method.products, found / b_norm, verify & ending.done, controls.maxiter)
+        # A guess that is not finite is given up for zero, whose residual is the right-hand side.
+        kept = select(loop.unverified & ~ending.accepted, zeros_like(loop.x), loop.x)
+        return _Loop(
+            x=select(accepted, candidate, kept),
+            state=state,
+            residual=jnp.where(accepted, found, loop.residual),
+            rounds=rounds,
+            matvecs=loop.matvecs + 1,
+            failures=jnp.where(verify, ending.failures, loop.failures),
+            unverified=jnp.asarray(False),
+            verified=loop.verified | (verify & ~loop.unverified),
+            status=jnp.where(verify, ending.status, loop.status),
+            done=verify & ending.done,
+            history=history,
+        )
+
+    last = jax.lax.while_loop(lambda loop: ~loop.done, body, first)
+    iterations = (last.rounds + method.products - 1) // method.products
+    residual = jnp.where(trivial, 0, last.residual)
+    history = close_history(last.history, iterations, residual, unit)
+    outcome = Outcome(last.status, iterations, last.matvecs, residual * unit, rhs_norm, history)
+    return scale(unit, last.x), outcome
+
+
+class _Ending(NamedTuple):
+    accepted: Bool[Array, ""]
+    failures: Int[Array, ""]
+    status: Int[Array, ""]
+    done: Bool[Array, ""]
+
+
+def _judge(loop, found, target, condition, claims, out_of_iterations, method, space) -> _Ending:
+    """What a verification that found this true residual norm means."""
+    finite = jnp.isfinite(found)
+    converged = found <= target
+    worse = found > loop.residual
+    # CG lowers the error while its residual may rise; once it has been verified a worse residual is rounding.
+    tolerated = ~loop.verified if method.minimises_energy else jnp.asarray(False)
+    accepted = finite & (loop.unverified | tolerated | ~worse)
+    # The end of a cycle is progress as long as the residual falls; a claim must come true by half at least.
+    wanted = jnp.where(claims | (condition != CYCLE_CLOSED), 0.5, 1 - space.eps**0.5)
+    progress = loop.unverified | (found <= wanted * loop.residual)
+    failures = jnp.where(progress, 0, loop.failures + 1)
+    broken = (condition == ZERO_PIVOT) & ~claims
+    stuck = (failures >= 2) | (loop.verified & worse & ~(condition == CYCLE_CLOSED))
+    indefinite = (condition == NEGATIVE_CURVATURE) & ~loop.unverified
+    status = jnp.where(
+        converged,
+        Status.CONVERGED,
+        jnp.where(
+            ~finite,
+            Status.NONFINITE,
+            jnp.where(
+                indefinite,
+                Status.INDEFINITE,
+                jnp.where(
+                    stuck,
+                    jnp.where(broken, Status.BREAKDOWN, Status.STAGNATED),
+                    Status.MAX_ITERATIONS,
+                ),
+            ),
+        ),
+    ).astype(jnp.int32)
+    done = converged | ~finite | indefinite | stuck | out_of_iterations
+    return _Ending(accepted, failures.astype(jnp.int32), status, done)
+
+
+def add_shift(shift: Any, multiplied: Vector, vector: Vector) -> Vector:
+    """``multiplied + shift vector``, for a scalar or a pytree diagonal."""
+    if is_scalar(shift):
+        return axpy(shift, vector, multiplied)
+    return jax.tree.map(lambda d, x, y: (y + d * x).astype(y.dtype), shift, vector, multiplied)
+
+
+def is_scalar(shift: Any) -> bool:
+    """Whether a shift is one number rather than a pytree diagonal."""
+    return jax.tree.structure(shift) == jax.tree.structure(0) and jnp.ndim(shift) == 0
+
+
+def new_history(controls: Controls, norm: RealScalar, space: Space) -> Float[Array, " length"] | None:
+    """Room for one residual norm per iteration, with the first in place; None where none is wanted."""
+    if controls.history is None:
+        return None
+    return jnp.zeros(controls.history, space.real_dtype).at[0].set(norm)
+
+
+def close_history(
+    history: Float[Array, " length"] | None, iterations: Int[Array, ""], residual: RealScalar, unit: RealScalar
+) -> Float[Array, " length"] | None:
+    """The history in the units of the right-hand side; entries after the last iteration repeat the final residual."""
+    if history is None:
+        return None
+    index = jnp.arange(history.shape[0])
+    return jnp.where(index < iterations, history, residual) * unit

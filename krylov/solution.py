@@ -1,0 +1,71 @@
+"""What a solve returns."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from krylov.operators.base import Vector
+
+from .status import Status
+
+
+class Solution(eqx.Module):
+    """The result of `solve`; a pytree, so that it passes through jit, vmap and scan.
+
+    Attributes:
+        x: the solution, like the right-hand side.
+        iterations: iterations taken; back-substitutions of a direct method.
+        matvecs: products with the operator, those that verify among them.
+        residual_norm: :math:`\\|b - A x\\|`, recomputed from x.
+        rhs_norm: :math:`\\|b\\|`.
+        history: residual norm after each iteration, the first entry before it, if asked for. Its entries are the
+            recurrence's own. Under a transformation its length is fixed and the last value repeats.
+        method: the method's name.
+    """
+
+    x: Vector
+    iterations: Int[Array, ""]
+    matvecs: Int[Array, ""]
+    residual_norm: Float[Array, ""]
+    rhs_norm: Float[Array, ""]
+    history: Float[Array, " length"] | None
+    status_code: Int[Array, ""]
+    method: str = eqx.field(static=True)
+
+    @property
+    def status(self) -> Any:
+        """A `Status`, or an array of its numbers under a transformation and for stacked solutions."""
+        if isinstance(self.status_code, jax.core.Tracer) or np.ndim(self.status_code) > 0:
+            return self.status_code
+        return Status(int(self.status_code))
+
+    @property
+    def converged(self) -> Bool[Array, ""]:
+        """Whether the true residual is within the tolerance."""
+        return self.status_code == Status.CONVERGED
+
+    def __repr__(self) -> str:
+        if isinstance(self.status_code, jax.core.Tracer):
+            return f"Solution(method={self.method!r}, traced)"
+        if np.ndim(self.status_code) > 0:
+            codes, counts = np.unique(np.asarray(self.status_code), return_counts=True)
+            each = ", ".join(f"{n} {Status(int(c)).name}" for c, n in zip(codes, counts, strict=True))
+            return f"Solution(method={self.method!r}, shape {np.shape(self.status_code)}: {each})"
+        status = Status(int(self.status_code))
+        norm, rhs = float(self.residual_norm), float(self.rhs_norm)
+        relative = f" ({norm / rhs:.1e} of ||b||)" if rhs > 0 else ""
+        return (
+            f"Solution({status.name} by {self.method} after {int(self.iterations)} iterations, "
+            f"{int(self.matvecs)} products: ||b - A x|| = {norm:.1e}{relative}; {status.advice})"
+        )
+
+
+class ConvergenceError(RuntimeError):
+    """Raised by ``solve(..., throw=True)``; the solution that was reached is its attribute ``solution``."""
+
+    def __init__(self, solution: Solution):
+        super().__init__(repr(solution))
+        self.solution = solution

@@ -1,0 +1,274 @@
+"""The front door: look at what came, and solve."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from krylov.operators.algebra import complexify
+from krylov.operators.base import LinearOperator, Vector
+from krylov.operators.convert import as_operator
+from krylov.operators.function import check_inexact
+from krylov.operators.matrix import DiagonalOperator, MatrixOperator
+from krylov.operators.structure import (
+    Structure,
+    all_complex,
+    check_vector,
+    common_dtype,
+    describe,
+    has_complex,
+    is_complex,
+    real_dtype,
+    same_structure,
+    size_of,
+    structure_of,
+)
+
+from .driver import Controls, is_scalar
+from .implicit import solve_implicitly
+from .methods import METHODS, Method, method_named
+from .precision import promote_half
+from .solution import ConvergenceError, Solution
+from .status import Status
+from .vectors import zeros_like
+
+# Residual norms kept by history=True where maxiter is not given.
+_MAX_HISTORY = 10_000
+
+
+def solve(
+    op: Any,
+    b: Vector,
+    method: str | Method = "auto",
+    *,
+    x0: Vector | None = None,
+    shift: Any = 0.0,
+    preconditioner: Any = None,
+    rtol: Any = 1e-5,
+    atol: Any = 0.0,
+    maxiter: int | None = None,
+    history: bool = False,
+    progress: bool = False,
+    throw: bool = False,
+) -> Solution:
+    r"""Solve the linear system :math:`(A + s)\, x = b`.
+
+    Stops when :math:`\|b - (A + s) x\| \le \max(\mathrm{rtol}\,\|b\|, \mathrm{atol})` in the 2-norm over all leaves. The
+    residual is recomputed from x before that is claimed; where rounding makes the recurrence's own residual differ, the
+    recurrence begins anew, and STAGNATED is reported if that does not help. Works under jit, vmap, grad, jvp and
+    linear_transpose in ``b``, ``shift`` and whatever the operator holds. Half-precision vectors are solved, and ``x``
+    returned, in single precision.
+
+    Args:
+        op: a `LinearOperator`, a lineax operator, a dense or sparse matrix, a SciPy operator, or a function of a vector
+            like ``b``. A real matrix takes a complex ``b``.
+        b: right-hand side, a pytree of arrays like the operator's output.
+        method: ``"cg"``, ``"minres"``, ``"gmres"``, ``"bicgstab"``, ``"cholesky"``, ``"lu"``, a method object such as
+            ``krylov.GMRES(restart=50)``, or ``"auto"``: cg for a positive operator, minres for a hermitian one, else
+            gmres.
+        x0: first guess, like ``b``; default zero.
+        shift: added to the operator: a scalar, or a diagonal as a pytree like ``b``.
+        preconditioner: an operator that applies an approximate inverse; hermitian positive definite for cg and minres.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+        maxiter: most iterations; default ten times the number of real unknowns.
+        history: keep the residual norm of each iteration.
+        progress: show a progress bar, under jit too.
+        throw: raise `ConvergenceError` unless converged; under a transformation, a runtime error.
+
+    Returns:
+        A `Solution`.
+
+    Raises:
+        ValueError: structures, shapes or dtypes that do not match, an operator that is not square, an unknown method,
+            a negative tolerance: where the call is, at trace time.
+        TypeError: something of the wrong kind.
+        ConvergenceError: with ``throw``, not converged.
+
+    Example:
+        >>> import jax.numpy as jnp, krylov
+        >>> A = jnp.array([[4.0, 1.0], [1.0, 3.0]])
+        >>> sol = krylov.solve(A, jnp.array([1.0, 2.0]), method="cg", rtol=1e-6)
+        >>> sol.x.round(4).tolist(), sol.status.name
+        ([0.0909000039100647, 0.6363999843597412], 'CONVERGED')
+    """
+    b = _right_hand_side(b)
+    op = as_operator(op, structure_of(b), where="solve")
+    if preconditioner is not None:
+        preconditioner = as_operator(preconditioner, structure_of(b), where="solve: preconditioner")
+    op, preconditioner = _match_fields(op, preconditioner, b)
+    _check_square(op)
+    structure = op.out_structure()
+    b = check_vector("solve", "b", b, structure)
+    x0_given = x0 is not None
+    guess = check_vector("solve", "x0", x0, structure) if x0_given else zeros_like(b)
+    if preconditioner is not None:
+        _check_preconditioner(preconditioner, structure)
+    op, preconditioner, b, guess = promote_half(op, preconditioner, b, guess)
+    structure = op.out_structure()
+
+    shift = _shift(shift, structure)
+    chosen = _choose(method, op, shift)
+    _check_method(chosen, shift)
+    controls = _controls(rtol, atol, maxiter, history, progress, structure)
+    x, outcome = solve_implicitly(
+        chosen, op, shift, preconditioner, b, guess, np.asarray(x0_given), controls, bool(throw)
+    )
+    return _finish(x, outcome, chosen, throw)
+
+
+def _finish(x, outcome, method, throw) -> Solution:
+    traced = isinstance(outcome.status, jax.core.Tracer)
+    if throw and traced:
+        x = eqx.error_if(
+            x,
+            outcome.status != Status.CONVERGED,
+            "krylov.solve: the system did not converge. Look at the solution with throw=False.",
+        )
+    kept = outcome.history
+    if kept is not None and not traced and np.ndim(outcome.status) == 0:
+        kept = kept[: int(outcome.iterations) + 1]
+    solution = Solution(
+        x=x,
+        iterations=outcome.iterations,
+        matvecs=outcome.matvecs,
+        residual_norm=outcome.residual_norm,
+        rhs_norm=outcome.rhs_norm,
+        history=kept,
+        status_code=outcome.status,
+        method=method.name,
+    )
+    if throw and not traced and not bool(np.all(np.asarray(outcome.status) == Status.CONVERGED)):
+        raise ConvergenceError(solution)
+    return solution
+
+
+def _right_hand_side(b: Any) -> Vector:
+    try:
+        b = jax.tree.map(jnp.asarray, b)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"solve: b is not a pytree of arrays: {error}") from None
+    check_inexact("solve", "b", structure_of(b))
+    return b
+
+
+def _match_fields(op, preconditioner, b):
+    """A real matrix, with its preconditioner, is extended to complex vectors where b is complex."""
+    real_matrix = isinstance(op, (MatrixOperator, DiagonalOperator)) and not has_complex(op.in_structure())
+    if real_matrix and all_complex(b):
+        op = complexify(op)
+        if preconditioner is not None and not has_complex(preconditioner.in_structure()):
+            preconditioner = complexify(preconditioner)
+    elif all_complex(b) and isinstance(preconditioner, (MatrixOperator, DiagonalOperator)):
+        if not has_complex(preconditioner.in_structure()):
+            preconditioner = complexify(preconditioner)
+    return op, preconditioner
+
+
+def _check_square(op: LinearOperator) -> None:
+    if not op.is_square:
+        raise ValueError(
+            f"solve: the operator is not square.\n  input     {describe(op.in_structure())}\n"
+            f"  output    {describe(op.out_structure())}\n"
+            "  Solve the normal equations with J.gram() or op.H @ op, and a shift."
+        )
+
+
+def _check_preconditioner(preconditioner: LinearOperator, structure: Structure) -> None:
+    for name, got in (("input", preconditioner.in_structure()), ("output", preconditioner.out_structure())):
+        if not same_structure(got, structure):
+            raise ValueError(
+                f"solve: the preconditioner's {name} does not match the operator.\n"
+                f"  got       {describe(got)}\n  expected  {describe(structure)}"
+            )
+
+
+def _shift(shift: Any, structure: Structure) -> Any:
+    """The shift as arrays in the precision of the vectors."""
+    if isinstance(shift, (bool, str)) or shift is None:
+        raise TypeError(f"solve: shift must be a number or a pytree like b, not {shift!r}.")
+    if is_scalar(shift):
+        value = _number("shift", shift)
+        complex_shift = bool(np.iscomplexobj(value)) or (hasattr(value, "dtype") and is_complex(value))
+        if complex_shift and not all_complex(structure):
+            raise ValueError(
+                f"solve: a complex shift needs complex vectors.\n  got       shift of dtype {jnp.result_type(value)}\n"
+                f"  vectors   {describe(structure)}\n  Pass its real part, or make the system complex."
+            )
+        dtype = common_dtype(structure)
+        return _cast(value, dtype if complex_shift else real_dtype(dtype))
+    leaves = jax.tree.map(jnp.asarray, shift)
+    fits = jax.tree.structure(leaves) == jax.tree.structure(structure) and all(
+        d.shape in ((), s.shape) and (is_complex(s) or not is_complex(d))
+        for d, s in zip(jax.tree.leaves(leaves), jax.tree.leaves(structure), strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            "solve: shift must be a scalar or a pytree like b, with an array or a scalar for each leaf.\n"
+            f"  got       {describe(shift)}\n  expected  {describe(structure)}"
+        )
+    return jax.tree.map(
+        lambda d, s: d.astype(s.dtype if is_complex(d) else real_dtype(s.dtype)), leaves, structure
+    )
+
+
+def _number(name: str, value: Any) -> Any:
+    if not hasattr(value, "dtype"):
+        value = np.asarray(value)
+    if not (jnp.issubdtype(value.dtype, jnp.number)) or value.shape != ():
+        raise TypeError(f"solve: {name} must be a number, not {value!r}.")
+    return value
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    """NumPy numbers stay NumPy: converting them on the device would compile."""
+    return value.astype(dtype)
+
+
+def _choose(method: Any, op: LinearOperator, shift: Any) -> Method:
+    if method != "auto" if isinstance(method, str) else True:
+        return method_named(method)
+    real_shift = not has_complex(jax.tree.map(jnp.asarray, shift))
+    if not (op.is_hermitian and real_shift):
+        return METHODS["gmres"]()
+    leaves = jax.tree.leaves(shift)
+    known_negative = any(not isinstance(s, jax.core.Tracer) and np.any(np.asarray(s) < 0) for s in leaves)
+    return METHODS["cg" if op.is_positive and not known_negative else "minres"]()
+
+
+def _check_method(method: Method, shift: Any) -> None:
+    if method.needs_hermitian and any(is_complex(s) for s in jax.tree.leaves(shift)):
+        raise ValueError(
+            f"solve: {method.name} needs a hermitian system, and a complex shift makes none. Use method='gmres', or the "
+            "real part of the shift."
+        )
+
+
+def _controls(rtol, atol, maxiter, history, progress, structure: Structure) -> Controls:
+    dtype = real_dtype(common_dtype(structure))
+    tolerances = []
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        value = _number(name, value)
+        if np.iscomplexobj(value) if not isinstance(value, jax.core.Tracer) else is_complex(value):
+            raise TypeError(f"solve: {name} must be real, not {value!r}.")
+        if not isinstance(value, jax.core.Tracer) and not value >= 0:
+            raise ValueError(f"solve: {name} must not be negative.\n  got       {value}\n  expected  a number >= 0")
+        tolerances.append(_cast(value, dtype))
+    unknowns = sum(size_of(s) * (2 if is_complex(s) else 1) for s in jax.tree.leaves(structure))
+    length = min(10 * max(unknowns, 1), _MAX_HISTORY) + 1
+    if maxiter is None:
+        limit = np.asarray(min(10 * max(unknowns, 1), np.iinfo(np.int32).max), np.int32)
+    elif isinstance(maxiter, jax.core.Tracer):
+        limit = maxiter.astype(jnp.int32)
+    else:
+        whole = not isinstance(maxiter, bool) and np.ndim(maxiter) == 0 and np.issubdtype(np.asarray(maxiter).dtype, np.integer)
+        if not whole or maxiter < 0:
+            raise ValueError(
+                f"solve: maxiter must be a whole number, not negative.\n  got       {maxiter!r}\n"
+                "  Leave it out for ten times the number of real unknowns."
+            )
+        limit = np.asarray(min(int(maxiter), np.iinfo(np.int32).max), np.int32)
+        length = min(int(maxiter), _MAX_HISTORY) + 1
+    return Controls(tolerances[0], tolerances[1], limit, length if history else None, bool(progress))

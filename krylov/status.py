@@ -1,0 +1,37 @@
+"""How a solve can end, and what to try then."""
+
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """How a solve ended. Compares with the integers that a `Solution` holds under transformations."""
+
+    CONVERGED = 0
+    MAX_ITERATIONS = 1
+    STAGNATED = 2
+    BREAKDOWN = 3
+    INDEFINITE = 4
+    NONFINITE = 5
+    INCONSISTENT = 6
+
+    @property
+    def advice(self) -> str:
+        """What happened and what to try, in words."""
+        return _ADVICE[self]
+
+
+_ADVICE = {
+    Status.CONVERGED: "the true residual is within the tolerance",
+    Status.MAX_ITERATIONS: "the iterations ran out; raise maxiter or the shift, or use a preconditioner",
+    Status.STAGNATED: (
+        "the true residual stopped falling above the tolerance; rounding allows no better: raise rtol or the shift, or "
+        "use higher precision"
+    ),
+    Status.BREAKDOWN: "the recurrence met a zero pivot; the system may be singular: add a shift or try another method",
+    Status.INDEFINITE: (
+        "a direction of negative curvature was met: the operator or the preconditioner is not positive definite; use "
+        "method='minres'"
+    ),
+    Status.NONFINITE: "a NaN or an infinity appeared: look at the right-hand side, the operator and the preconditioner",
+    Status.INCONSISTENT: "the system is singular and has no solution; x is a least-squares solution",
+}

@@ -1,0 +1,326 @@
+r"""Loops and branches of linear maps, with transposes that are again such loops and branches.
+
+JAX transposes a ``lax.scan`` by differentiating it, which can keep every step in memory, and cannot transpose a
+``lax.cond`` that was linearized first and vmapped over predicates then. Here the transpose is explicit: of a scan the
+scan of the transposed steps in reverse, of a cond the cond of the transposed branches.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, PyTree, Shaped
+
+from .closure import close
+from .linear_call import abstract, closed_linear_call
+from .structure import describe, same_structure, structure_of
+
+
+def linear_scan(
+    f: Callable[[Any, Any, Any], tuple[Any, Any]],
+    residuals: PyTree[Array],
+    init: PyTree[Array],
+    xs: PyTree[Array] = None,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+) -> tuple[PyTree[Array], PyTree[Array]]:
+    r"""A linear recurrence, ``lax.scan`` with its coefficients apart.
+
+    Each step ``f(residual, carry, x) -> (carry, y)`` is linear in ``(carry, x)`` and may depend in any way on
+    ``residual``. The transpose runs the transposed steps in reverse and stores nothing. Derivatives with respect to
+    ``residuals``, and to whatever ``f`` closes over, recompute each step from its inputs: the carries are kept, one a
+    step, what a step computes is not. For a sum or a stack over steps without a carry see `linear_sum` and
+    `linear_stack`, whose derivatives keep nothing.
+
+    Args:
+        f: the step. Under ``jit`` it is traced once.
+        residuals: pytree of arrays of any dtype with a leading axis of one entry a step; None for none.
+        init: the first carry, a pytree of real or complex arrays; None for none.
+        xs: pytree of real or complex arrays with the same leading axis; None for none.
+        length: number of steps, where neither ``residuals`` nor ``xs`` tell.
+        reverse: run from the last step to the first.
+
+    Returns:
+        The last carry, and the ``y`` of all steps, stacked.
+
+    Raises:
+        ValueError: leading axes differ or are missing.
+        TypeError: the carry changes its structure, shapes or dtypes; a linear input is not real or complex.
+
+    Example:
+        Exponential smoothing, ``carry' = a carry + (1 - a) x``:
+
+        >>> smooth = lambda a, carry, x: (a * carry + (1 - a) * x,) * 2
+        >>> final, path = linear_scan(smooth, jnp.array([0.5, 0.5]), jnp.float32(0), jnp.array([2.0, 4.0]))
+        >>> path.tolist()
+        [1.0, 2.5]
+    """
+
+    def step(residual, shared, carry, x):
+        del shared
+        carry, y = f(residual, carry, x)
+        return None, carry, y
+
+    _, carry, ys = _scan("linear_scan", step, residuals, None, init, xs, length, reverse)
+    return carry, ys
+
+
+def linear_sum(f: Callable[[Any, Any], Any], residuals: PyTree[Array], linear: PyTree[Array]) -> PyTree[Array]:
+    r"""The sum :math:`\sum_k A_k v` over chunks, where ``f(residuals[k], v)`` computes :math:`A_k v`.
+
+    One chunk is in memory at a time, also in the transpose :math:`\sum_k A_k^T w` and in derivatives with respect to
+    ``residuals``, ``linear`` and whatever ``f`` closes over, to any order.
+
+    Args:
+        f: linear in its second argument.
+        residuals: pytree of arrays of any dtype, one entry a chunk along the leading axis.
+        linear: pytree of real or complex arrays, the same for every chunk.
+
+    Raises:
+        ValueError: leading axes differ or are missing.
+        TypeError: a linear input is not real or complex.
+
+    Example:
+        >>> chunks = jnp.arange(6.0).reshape(3, 2)
+        >>> linear_sum(lambda row, v: row * (row @ v), chunks, jnp.ones(2)).tolist()
+        [46.0, 61.0]
+    """
+
+    def step(residual, shared, carry, x):
+        del carry, x
+        return f(residual, shared), None, None
+
+    return _scan("linear_sum", step, residuals, linear, None, None)[0]
+
+
+def linear_stack(f: Callable[[Any, Any], Any], residuals: PyTree[Array], linear: PyTree[Array]) -> PyTree[Array]:
+    r"""The stack of :math:`A_k v` over chunks, where ``f(residuals[k], v)`` computes :math:`A_k v`.
+
+    One chunk is in memory at a time, also in the transpose :math:`\sum_k A_k^T w_k` and in every derivative, as in
+    `linear_sum`. To concatenate chunks of rows instead, reshape the result.
+
+    Args:
+        f: linear in its second argument.
+        residuals: pytree of arrays of any dtype, one entry a chunk along the leading axis.
+        linear: pytree of real or complex arrays, the same for every chunk.
+
+    Raises:
+        ValueError: leading axes differ or are missing.
+        TypeError: a linear input is not real or complex.
+
+    Example:
+        >>> chunks = jnp.arange(6.0).reshape(3, 2)
+        >>> linear_stack(lambda row, v: row @ v, chunks, jnp.ones(2)).tolist()
+        [1.0, 5.0, 9.0]
+    """
+
+    def step(residual, shared, carry, x):
+        del carry, x
+        return None, None, f(residual, shared)
+
+    return _scan("linear_stack", step, residuals, linear, None, None)[2]
+
+
+def linear_cond(
+    pred: Shaped[Array, ""] | bool,
+    true_fun: Callable[[Any, Any], Any],
+    false_fun: Callable[[Any, Any], Any],
+    residuals: PyTree[Array],
+    linear: PyTree[Array],
+) -> PyTree[Array]:
+    r"""One of two linear maps: ``lax.cond`` with its coefficients apart.
+
+    Both branches ``fun(residuals, x)`` are linear in ``x`` and may depend in any way on ``residuals``. It can be
+    linearized, vmapped over predicates and transposed in any order, also where the derivative is one with respect to
+    ``residuals``. Only the branch taken is computed, unless predicates are vmapped: then both are, and a branch must
+    not divide by zero where it is not taken.
+
+    Args:
+        pred: scalar, traced or not; a number is true where it is not zero.
+        true_fun: the map where ``pred`` is true.
+        false_fun: the map where it is false; returns the same structure, shapes and dtypes.
+        residuals: pytree of arrays of any dtype.
+        linear: pytree of real or complex arrays.
+
+    Raises:
+        TypeError: the branches return different structures, ``pred`` is no scalar, or an input or output that should
+            be linear is not real or complex.
+
+    Example:
+        >>> A = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> either = lambda pred, x: linear_cond(pred, lambda A, x: A @ x, lambda A, x: A.T @ x, A, x)
+        >>> over_predicates = lambda x: jax.vmap(either, (0, None))(jnp.array([True, False]), x)
+        >>> jax.linear_transpose(over_predicates, jnp.ones(2))(jnp.eye(2))[0].tolist()
+        [3.0, 6.0]
+    """
+    pred = jnp.asarray(pred)
+    if pred.shape != ():
+        raise TypeError(
+            f"linear_cond: pred must be a scalar.\n  got       {describe(pred)}\n  expected  bool[]\n"
+            "  Reduce it with .all() or .any(); for one predicate each of many cases vmap over linear_cond."
+        )
+    residuals, linear = jax.tree.map(jnp.asarray, residuals), _as_linear("linear_cond", linear)
+    linear = _vary(linear, _varying((pred, residuals, linear)))
+    types = jax.tree.map(abstract, linear)
+    branches = [close(fun, jax.tree.map(abstract, residuals), types) for fun in (true_fun, false_fun)]
+    first, second = (branch.out_structure for branch in branches)
+    if not same_structure(first, second):
+        raise TypeError(
+            "linear_cond: the branches return different structures.\n"
+            f"  got       true_fun: {describe(first)}\n            false_fun: {describe(second)}\n"
+            "  expected  the same tree, shapes and dtypes from both"
+        )
+    _check_inexact("linear_cond", "what the branches return", first)
+
+    def branch(i, arrays, x):
+        branches, residuals = arrays
+        return branches[i](residuals, x)
+
+    def transposed(i, arrays, y):
+        return jax.linear_transpose(partial(branch, i, arrays), types)(y)[0]
+
+    def run(fun):
+        return lambda residuals, x: _either(residuals[0], partial(fun, 0), partial(fun, 1), residuals[1], x)
+
+    return closed_linear_call(run(branch), run(transposed), (pred != 0, (branches, residuals)), linear)
+
+
+def _either(pred, true_fun, false_fun, *args):
+    """``lax.cond`` whose derivative is a `linear_cond`, so that it can still be vmapped and then transposed."""
+    leaves, tree = jax.tree.flatten(args)
+
+    @jax.custom_jvp
+    def either(pred, *leaves):
+        return lax.cond(pred, true_fun, false_fun, *jax.tree.unflatten(tree, leaves))
+
+    @partial(either.defjvp, symbolic_zeros=True)
+    def either_jvp(primals, tangents):
+        pred, *leaves = primals
+        active = [i for i, t in enumerate(tangents[1:]) if not isinstance(t, SymbolicZero)]
+
+        def push(fun, leaves, dots):
+            def of_active(*values):
+                merged = list(leaves)
+                for i, value in zip(active, values, strict=True):
+                    merged[i] = value
+                return fun(*jax.tree.unflatten(tree, merged))
+
+            return jax.jvp(of_active, [leaves[i] for i in active], dots)[1]
+
+        dots = [tangents[1 + i] for i in active]
+        return either(*primals), linear_cond(pred, partial(push, true_fun), partial(push, false_fun), leaves, dots)
+
+    return either(pred, *leaves)
+
+
+def _scan(where, f, residuals, shared, init, xs, length=None, reverse=False):
+    r"""Steps ``f(residual, shared, carry, x) -> (term, carry, y)``, linear in the last three; returns the sum of terms,
+    the last carry and the stack of y.
+
+    Input and output mirror each other: in the transpose what is shared becomes a sum, a sum what is shared, a carry a
+    carry in the other direction, a stack a stack.
+    """
+    residuals, linear = jax.tree.map(jnp.asarray, residuals), _as_linear(where, (shared, init, xs))
+    length = _length(where, residuals, linear[2], length)
+    # Varying inputs are cast here, once: inside the loop, the transpose of the cast would be a collective every step.
+    axes, known = _varying((residuals, linear)), None
+    while axes != known:
+        known, linear = axes, _vary(linear, axes)
+        residual = jax.tree.map(abstract, _of_one_step(residuals))
+        types = jax.tree.map(abstract, (*linear[:2], _of_one_step(linear[2])))
+        step = close(f, residual, *types)
+        axes = axes | _varying(step)
+    if not same_structure(step.out_structure[1], types[1]):
+        raise TypeError(
+            f"{where}: the carry that f returns differs from the one it takes.\n"
+            f"  got       {describe(step.out_structure[1])}\n  expected  {describe(types[1])}\n"
+            "  Cast init, or what f returns, to one common structure."
+        )
+    _check_inexact(where, "what f returns", step.out_structure)
+
+    def transposed_step(step, residual, *cotangents):
+        return jax.linear_transpose(partial(step, residual), *types)(cotangents)
+
+    def run(step_of, sum_type, reverse):
+        def fun(arrays, linear):
+            step, residuals = arrays
+            shared, init, xs = linear
+            axes = _varying((arrays, linear))
+
+            def body(carry, inputs):
+                total, carry = carry
+                term, carry, y = step_of(step, inputs[0], shared, carry, inputs[1])
+                return (jax.tree.map(jnp.add, total, term), _vary(carry, axes)), y
+
+            start = _vary((jax.tree.map(jnp.zeros_like, sum_type), init), axes)
+            body = jax.checkpoint(body, prevent_cse=False)
+            (total, carry), ys = lax.scan(body, start, (residuals, xs), length, reverse)
+            return total, carry, ys
+
+        return fun
+
+    out_types = jax.tree.unflatten(step.out_tree, [abstract(v.aval) for v in step.jaxpr.outvars])
+    return closed_linear_call(
+        run(lambda step, *args: step(*args), out_types[0], reverse),
+        run(transposed_step, types[0], not reverse),
+        (step, residuals),
+        linear,
+    )
+
+
+def _of_one_step(stacks):
+    return jax.eval_shape(lambda stacks: jax.tree.map(lambda x: x[0], stacks), stacks)
+
+
+def _length(where, residuals, xs, length):
+    leaves = jax.tree.leaves((residuals, xs))
+    lengths = {x.shape[0] if x.ndim else None for x in leaves} | ({length} if length is not None else set())
+    if len(lengths) != 1 or None in lengths:
+        raise ValueError(
+            f"{where}: the number of steps is not clear.\n"
+            f"  got       residuals {describe(residuals)}"
+            + (f", xs {describe(xs)}, length {length}\n" if where == "linear_scan" else "\n")
+            + "  expected  arrays with leading axes of the same length"
+            + (", or `length` where there are none" if where == "linear_scan" else "")
+        )
+    return lengths.pop()
+
+
+def _as_linear(where, linear):
+    """Arrays that are real or complex, without weak types."""
+    linear = jax.tree.map(jnp.asarray, linear)
+    _check_inexact(where, "the linear input", linear)
+    return jax.tree.map(lambda x: x.astype(x.dtype), linear)
+
+
+def _check_inexact(where, what, tree):
+    if not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(tree)):
+        raise TypeError(
+            f"{where}: {what} must be real or complex.\n  got       {describe(structure_of(tree))}\n"
+            "  Integers and booleans belong among the residuals."
+        )
+
+
+def _varying(tree):
+    """The manual mesh axes of a `jax.shard_map` over which any leaf varies."""
+    axes = frozenset()
+    for x in jax.tree.leaves(tree):
+        aval = jax.typeof(x)
+        kind = getattr(aval, "manual_axis_type", None)
+        axes |= getattr(aval, "vma", frozenset()) if kind is None else kind.varying
+    return axes
+
+
+def _vary(tree, axes):
+    """The same values, varying over the given axes."""
+
+    def leaf(x):
+        missing = tuple(sorted(axes - _varying(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(leaf, tree)
