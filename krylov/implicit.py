@@ -13,7 +13,7 @@ from .dense import factorize_and_refine
 from .driver import Controls, Outcome, add_shift, iterate
 from .methods import Direct, Method, Recurrence
 from .status import Status
-from .vectors import is_exactly, safe_norm, zeros_like
+from .vectors import select, zeros_like
 
 
 # Jitted, so that a system and its adjoint, where they are the same, are traced once.
@@ -45,48 +45,63 @@ def solve_implicitly(
     guess: Vector,
     has_guess: Bool[Array, ""],
     controls: Controls,
+    own_terms: bool,
     throw: bool,
 ) -> tuple[Vector, Outcome]:
     r"""Solve :math:`(A + s) x = b` with :math:`\dot x = (A + s)^{-1}(\dot b - (\dot A + \dot s) x)`.
 
-    Tangent and cotangent systems start from zero and are solved to the relative tolerance of their own right-hand
-    sides. With ``throw`` one of them that does not converge raises, since its status has nowhere else to go.
+    Tangent and cotangent systems start from zero and are solved to ``rtol`` of their own right-hand sides (to
+    :math:`\epsilon^{3/4}` where it is zero). ``own_terms`` says that there is a guess or an absolute tolerance: those
+    belong to ``rhs`` alone. With ``throw`` a system of a derivative that does not converge raises, since its status has
+    nowhere else to go.
     """
-    own_rhs = rhs
-    relative = _relative_tolerance(controls, rhs)
+    eps = jnp.finfo(controls.rtol.dtype).eps
+    relative = jnp.where(controls.rtol > 0, controls.rtol, eps**0.75)
+    of_others = eqx.tree_at(lambda c: (c.rtol, c.atol), controls, (relative, jnp.zeros_like(controls.atol)))
 
-    def matvec(x: Vector) -> Vector:
-        return add_shift(shift, product(op, x), x)
+    def matvec(extended):
+        x, mark = extended
+        return add_shift(shift, product(op, x), x), mark
 
-    def forward(_, b: Vector) -> tuple[Vector, Outcome]:
-        # JAX solves tangent systems with this function too. The guess and the absolute tolerance belong to one
-        # right-hand side, so they are used for that one only.
-        own = is_exactly(b, own_rhs)
-        tolerances = eqx.tree_at(
-            lambda c: (c.rtol, c.atol),
-            controls,
-            (jnp.where(own, controls.rtol, relative), jnp.where(own, controls.atol, 0)),
-        )
-        x, outcome = run(method, op, shift, preconditioner, b, guess, has_guess & own, tolerances)
-        return _raise_if_failed(x, outcome, throw, ~own), outcome
+    def forward(_, extended):
+        b, mark = extended
+        if not own_terms:
+            tolerances, derivative, use_guess = of_others, False, has_guess
+        else:
+            own = mark == 1
+            tolerances = select(own, controls, of_others)
+            derivative, use_guess = ~own, has_guess & own
+        x, outcome = run(method, op, shift, preconditioner, b, guess, use_guess, tolerances)
+        return (_raise_if_failed(x, outcome, throw, derivative), mark), outcome
 
-    def backward(_, b: Vector) -> tuple[Vector, Outcome]:
+    def backward(_, extended):
+        b, mark = extended
         # A^T x = b is A^H conj(x) = conj(b).
-        tolerances = eqx.tree_at(lambda c: (c.rtol, c.atol), controls, (relative, jnp.zeros_like(controls.atol)))
         adjoint_preconditioner = None if preconditioner is None else preconditioner.H
         no_guess = jnp.zeros_like(has_guess)
         x, outcome = run(
-            method, op.H, conjugate(shift), adjoint_preconditioner, conjugate(b), zeros_like(b), no_guess, tolerances
+            method,
+            op.H,
+            conjugate(shift),
+            adjoint_preconditioner,
+            conjugate(b),
+            zeros_like(b),
+            no_guess,
+            of_others,
         )
-        return conjugate(_raise_if_failed(x, outcome, throw, True)), outcome
+        return (conjugate(_raise_if_failed(x, outcome, throw, True)), jax.tree.map(jnp.zeros_like, mark)), outcome
 
-    return jax.lax.custom_linear_solve(matvec, rhs, forward, backward, has_aux=True)
+    extended = rhs, _mark(rhs) if own_terms else None
+    (x, _), outcome = jax.lax.custom_linear_solve(matvec, extended, forward, backward, has_aux=True)
+    return x, outcome
 
 
-def _relative_tolerance(controls: Controls, rhs: Vector) -> Array:
-    """The relative tolerance, or where only an absolute one is given what that means for this right-hand side."""
-    norm = safe_norm(jax.lax.stop_gradient(rhs), controls.rtol.dtype)
-    return jnp.where(controls.rtol > 0, controls.rtol, jnp.where(norm > 0, controls.atol / norm, 0))
+def _mark(rhs: Vector) -> Array:
+    """One, and formally linear in ``rhs``: JAX solves tangent systems by the same function, and there the mark is zero."""
+    one = jnp.ones(())
+    for leaf in jax.tree.leaves(rhs):
+        one = one + jnp.sum(jnp.atleast_1d(leaf)[:0].real).astype(one.dtype)
+    return one
 
 
 def _raise_if_failed(x: Vector, outcome: Outcome, throw: bool, derivative: Any) -> Vector:

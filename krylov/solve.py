@@ -113,8 +113,9 @@ def solve(
     chosen = _choose(method, op, shift)
     _check_method(chosen, shift)
     controls = _controls(rtol, atol, maxiter, history, progress, structure)
+    own_terms = x0_given or not (_known(controls.atol) == 0 and _known(controls.rtol) > 0)
     x, outcome = solve_implicitly(
-        chosen, op, shift, preconditioner, b, guess, np.asarray(x0_given), controls, bool(throw)
+        chosen, op, shift, preconditioner, b, guess, np.asarray(x0_given), controls, own_terms, bool(throw)
     )
     return _finish(x, outcome, chosen, throw)
 
@@ -220,6 +221,11 @@ def _number(name: str, value: Any) -> Any:
     if not (jnp.issubdtype(value.dtype, jnp.number)) or value.shape != ():
         raise TypeError(f"solve: {name} must be a number, not {value!r}.")
     return value
+
+
+def _known(tolerance: Any) -> float:
+    """The value of a tolerance, or NaN where it is traced."""
+    return float("nan") if isinstance(tolerance, jax.core.Tracer) else float(tolerance)
 
 
 def _cast(value: Any, dtype: Any) -> Any:

@@ -127,9 +127,3 @@ def select(condition: Flag, x: PyTree, y: PyTree) -> PyTree:
 def divide(a: Scalar, b: Scalar) -> Scalar:
     """``a / b``, and zero where b is zero."""
     return jnp.where(b != 0, a / jnp.where(b != 0, b, 1), 0)
-
-
-def is_exactly(x: Vector, y: Vector) -> Flag:
-    """Whether two vectors agree in every bit that compares."""
-    same = [jnp.all(a == b) for a, b in _pairs(x, y)]
-    return jnp.all(jnp.stack(same)) if same else jnp.asarray(True)
