@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from krylov.operators.algebra import complexify
 from krylov.operators.base import LinearOperator, Vector
 from krylov.operators.convert import as_operator
 from krylov.operators.function import check_inexact
@@ -25,6 +24,7 @@ from krylov.operators.structure import (
     size_of,
     structure_of,
 )
+from krylov.operators.views import complexify
 
 from .driver import Controls, is_scalar
 from .implicit import solve_implicitly

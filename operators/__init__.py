@@ -1,21 +1,16 @@
 """Linear operators on pytrees: matrices, functions, their algebra, and the tangent operators of networks."""
 
 from . import lineax_rules as _lineax_rules
-from .algebra import (
-    BlockDiagonalOperator,
-    IdentityOperator,
-    LowRankPlusDiagonal,
-    complexify,
-    conjugate_operator,
-    shifted,
-)
+from .algebra import shifted
 from .base import LinearOperator
+from .blocks import BlockDiagonalOperator, IdentityOperator, LowRankPlusDiagonal
 from .convert import as_operator
 from .function import FunctionOperator
 from .jacobian import Jacobian
 from .linear_call import linear_call
 from .matrix import DiagonalOperator, MatrixOperator
 from .structure import join_real, split_real
+from .views import complexify, conjugate_operator
 
 __all__ = [
     "BlockDiagonalOperator",

@@ -83,13 +83,13 @@ class LinearOperator(lx.AbstractLinearOperator):
     @property
     def H(self) -> "LinearOperator":
         """The adjoint (conjugate transpose)."""
-        from .algebra import AdjointOperator
+        from .views import AdjointOperator
 
         return self if self.is_hermitian else AdjointOperator(self)
 
     def transpose(self) -> "LinearOperator":
         """The transpose without conjugation; ``op.T`` is the same. It is the conjugate of the adjoint."""
-        from .algebra import conjugate_operator
+        from .views import conjugate_operator
 
         return conjugate_operator(self.H)
 
@@ -119,7 +119,7 @@ class LinearOperator(lx.AbstractLinearOperator):
         All leaves are real there and the real inner product is the ordinary one, so any solver that knows nothing of
         fields is right on it. An operator without complex leaves is returned as it is.
         """
-        from .algebra import RealOperator
+        from .views import RealOperator
 
         if has_complex((self.in_structure(), self.out_structure())):
             return RealOperator(self)

@@ -274,7 +274,10 @@ def _scan(where, f, residuals, shared, init, xs, length=None, reverse=False):
 
 
 def _of_one_step(stacks):
-    return jax.eval_shape(lambda stacks: jax.tree.map(lambda x: x[0], stacks), stacks)
+    def first(x):
+        return x[0] if len(x) else jnp.zeros(x.shape[1:], x.dtype)
+
+    return jax.eval_shape(lambda stacks: jax.tree.map(first, stacks), stacks)
 
 
 def _length(where, residuals, xs, length):

@@ -3,10 +3,11 @@
 import jax.numpy as jnp
 import lineax as lx
 
-from .algebra import BlockDiagonalOperator, IdentityOperator, conjugate_operator
 from .base import LinearOperator
+from .blocks import BlockDiagonalOperator, IdentityOperator
 from .matrix import DiagonalOperator, MatrixOperator
 from .structure import has_complex, ravel
+from .views import conjugate_operator
 
 
 @lx.linearise.register(LinearOperator)

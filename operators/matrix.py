@@ -19,6 +19,7 @@ from .structure import (
     freeze,
     has_complex,
     is_complex,
+    known_not_negative,
     ravel,
     size_of,
     structure_of,
@@ -191,6 +192,8 @@ class DiagonalOperator(LinearOperator):
     _positive: bool = eqx.field(static=True)
 
     def __init__(self, entries: Any, structure: Any = None, *, positive: bool | None = None):
+        if positive is None:
+            positive = known_not_negative(entries)
         self.entries = jax.tree.map(jnp.asarray, entries)
         check_inexact("DiagonalOperator", "entries", structure_of(self.entries))
         own = structure_of(self.entries)
@@ -206,12 +209,7 @@ class DiagonalOperator(LinearOperator):
                 "  Shapes must agree, and a complex diagonal needs complex vectors."
             )
         self._structure = freeze(target)
-        leaves = jax.tree.leaves(self.entries)
-        real = not has_complex(own)
-        if positive is None:
-            known = real and not any(isinstance(d, jax.core.Tracer) for d in leaves)
-            positive = known and all(bool(jnp.all(d >= 0)) for d in leaves)
-        if positive and not real:
+        if positive and has_complex(own):
             raise ValueError("DiagonalOperator: positive=True needs real entries; pass entries.real.")
         self._positive = bool(positive)
 

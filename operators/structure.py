@@ -84,6 +84,15 @@ def all_complex(structure: PyTree) -> bool:
     return bool(leaves) and all(is_complex(leaf) for leaf in leaves)
 
 
+def known_not_negative(values: PyTree) -> bool:
+    """Whether all entries of all leaves are real, known (not traced) and at least zero."""
+    leaves = jax.tree.leaves(values)
+    if any(isinstance(x, jax.core.Tracer) or np.iscomplexobj(x) for x in leaves):
+        return False
+    with jax.ensure_compile_time_eval():  # known values stay known inside a jitted function
+        return all(bool(jnp.all(jnp.asarray(x) >= 0)) for x in leaves)
+
+
 def common_dtype(structure: PyTree) -> np.dtype:
     """The dtype that all leaves fit into; the default float where there is no leaf."""
     leaves = jax.tree.leaves(structure)

@@ -1,0 +1,72 @@
+"""The networks that the benchmarks differentiate, with random parameters: log psi(params, spins) of shape (N,), complex."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+
+def log_cosh(z):
+    z = jnp.where(z.real < 0, -z, z)
+    return z + jnp.log1p(jnp.exp(-2 * z)) - math.log(2)
+
+
+def random_spins(key, samples, sites, dtype):
+    return jax.random.rademacher(key, (samples, sites), dtype)
+
+
+# --- Complex restricted Boltzmann machine, holomorphic in its parameters ----------------------------------------------
+
+
+def rbm(params, spins):
+    hidden = spins @ params["kernel"] + params["bias"]
+    return log_cosh(hidden).sum(-1) + spins @ params["visible_bias"]
+
+
+def random_rbm(key, sites, alpha, dtype):
+    shapes = {"kernel": (sites, alpha * sites), "bias": (alpha * sites,), "visible_bias": (sites,)}
+    keys = jax.random.split(key, len(shapes))
+    return {name: 0.05 * jax.random.normal(k, shapes[name], dtype) for name, k in zip(shapes, keys)}
+
+
+# --- Vision transformer on a 6x6 lattice in 2x2 patches: real parameters, complex output -------------------------------
+
+
+def layer_norm(x):
+    x = x - x.mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+
+def vit(params, spins):
+    x = spins.reshape(-1, 3, 2, 3, 2).transpose(0, 1, 3, 2, 4).reshape(-1, 9, 4)
+    x = x @ params["embed"] + params["position"]
+    for block in params["blocks"]:
+        q, k, v = jnp.moveaxis((layer_norm(x) @ block["qkv"]).reshape(*x.shape[:2], 3, 4, -1), 2, 0)
+        attention = jax.nn.softmax(jnp.einsum("nthd,nshd->nhts", q, k) / math.sqrt(q.shape[-1]), axis=-1)
+        x = x + jnp.einsum("nhts,nshd->nthd", attention, v).reshape(x.shape) @ block["out"]
+        x = x + jax.nn.gelu(layer_norm(x) @ block["up"]) @ block["down"]
+    out = layer_norm(x).mean(1) @ params["head"]
+    return log_cosh(out[:, 0::2] + 1j * out[:, 1::2]).sum(-1)
+
+
+def random_vit(key, depth, dtype, width=32):
+    keys = iter(jax.random.split(key, 4 * depth + 3))
+
+    def dense(inputs, outputs, scale=1.0):
+        return scale * jax.random.normal(next(keys), (inputs, outputs), dtype) / math.sqrt(inputs)
+
+    def block():
+        return {
+            "qkv": dense(width, 3 * width),
+            "out": dense(width, width, 0.5),
+            "up": dense(width, 2 * width),
+            "down": dense(2 * width, width, 0.5),
+        }
+
+    return {
+        "embed": dense(4, width),
+        "position": 0.1 * jax.random.normal(next(keys), (9, width), dtype),
+        "blocks": [block() for _ in range(depth)],
+        "head": dense(width, 64, 0.5),
+    }
