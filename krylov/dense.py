@@ -10,7 +10,7 @@ from krylov.operators.algebra import shifted
 from krylov.operators.base import LinearOperator, Vector, product
 from krylov.operators.structure import join_real, ravel, size_of, split_real, unravel
 
-from .driver import Controls, Outcome, add_shift, close_history, new_history
+from .driver import Controls, Outcome, add_shift, as_returned, close_history, new_history
 from .methods.recurrence import Direct
 from .status import Status
 from .vectors import Space, add, power_of_two, safe_norm, scale, select, subtract, zeros_like
@@ -45,7 +45,7 @@ def factorize_and_refine(
 
     def body(loop):
         x, r, norm, steps, _, history = loop
-        candidate = add(x, correction(r))
+        candidate = as_returned(unit, add(x, correction(r)))
         r_new = subtract(b, add_shift(shift, product(op, candidate), candidate))
         found = space.norm(r_new)
         better = found < norm  # False for NaN

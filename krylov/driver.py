@@ -111,6 +111,7 @@ def iterate(
         verify = loop.unverified | stops
 
         candidate = select(loop.unverified, loop.x, add(loop.x, method.increment(space, state, verify)))
+        candidate = as_returned(unit, candidate)
         probe = select(verify, candidate, method.probe(state))
         multiplied = add_shift(shift, product(op, probe), probe)
 
@@ -193,6 +194,14 @@ def _judge(loop, found, target, condition, claims, out_of_iterations, method, sp
     ).astype(jnp.int32)
     done = converged | ~finite | indefinite | stuck | out_of_iterations
     return _Ending(accepted, failures.astype(jnp.int32), status, done)
+
+
+def as_returned(unit: RealScalar, x: Vector) -> Vector:
+    """What is left of the scaled ``x`` once it is given back: entries may underflow or overflow there.
+
+    Verified is this, not an ``x`` that only exists in the units of the loop.
+    """
+    return scale(1 / unit, scale(unit, x))
 
 
 def add_shift(shift: Any, multiplied: Vector, vector: Vector) -> Vector:

@@ -97,7 +97,7 @@ def solve_implicitly(
 
 
 def _mark(rhs: Vector) -> Array:
-    """One, and formally linear in ``rhs``: JAX solves tangent systems by the same function, and there the mark is zero."""
+    """One, and formally linear in ``rhs``: in the tangent systems, which JAX solves the same way, it is zero."""
     one = jnp.ones(())
     for leaf in jax.tree.leaves(rhs):
         one = one + jnp.sum(jnp.atleast_1d(leaf)[:0].real).astype(one.dtype)

@@ -17,8 +17,8 @@ def promote_half(
 ) -> tuple[LinearOperator, LinearOperator | None, Vector, Vector]:
     """The same system with float32 in place of float16 and bfloat16; other systems as they are.
 
-    A matrix or a diagonal is promoted itself. Any other operator still computes in half precision, and its rounding then
-    limits the residual that can be reached.
+    A matrix or a diagonal is promoted itself. Any other operator still computes in half precision, and its rounding
+    then limits the residual that can be reached.
     """
     if not any(_is_half(leaf.dtype) for leaf in jax.tree.leaves(structure_of(b))):
         return op, preconditioner, b, guess

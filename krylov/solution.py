@@ -3,24 +3,24 @@
 from typing import Any
 
 import equinox as eqx
-import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from krylov.operators.base import Vector
+from krylov.operators.structure import is_traced
 
 from .status import Status
 
 
 class Solution(eqx.Module):
-    """The result of `solve`; a pytree, so that it passes through jit, vmap and scan.
+    r"""The result of `solve`; a pytree, so that it passes through jit, vmap and scan.
 
     Attributes:
         x: the solution, like the right-hand side.
         iterations: iterations taken; back-substitutions of a direct method.
         matvecs: products with the operator, those that verify among them.
-        residual_norm: :math:`\\|b - A x\\|`, recomputed from x.
-        rhs_norm: :math:`\\|b\\|`.
+        residual_norm: :math:`\|b - A x\|`, recomputed from x.
+        rhs_norm: :math:`\|b\|`.
         history: residual norm after each iteration, the first entry before it, if asked for. Its entries are the
             recurrence's own. Under a transformation its length is fixed and the last value repeats.
         method: the method's name.
@@ -38,7 +38,7 @@ class Solution(eqx.Module):
     @property
     def status(self) -> Any:
         """A `Status`, or an array of its numbers under a transformation and for stacked solutions."""
-        if isinstance(self.status_code, jax.core.Tracer) or np.ndim(self.status_code) > 0:
+        if is_traced(self.status_code) or np.ndim(self.status_code) > 0:
             return self.status_code
         return Status(int(self.status_code))
 
@@ -48,7 +48,7 @@ class Solution(eqx.Module):
         return self.status_code == Status.CONVERGED
 
     def __repr__(self) -> str:
-        if isinstance(self.status_code, jax.core.Tracer):
+        if is_traced(self.status_code):
             return f"Solution(method={self.method!r}, traced)"
         if np.ndim(self.status_code) > 0:
             codes, counts = np.unique(np.asarray(self.status_code), return_counts=True)

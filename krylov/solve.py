@@ -19,6 +19,7 @@ from krylov.operators.structure import (
     describe,
     has_complex,
     is_complex,
+    is_traced,
     real_dtype,
     same_structure,
     size_of,
@@ -55,9 +56,9 @@ def solve(
 ) -> Solution:
     r"""Solve the linear system :math:`(A + s)\, x = b`.
 
-    Stops when :math:`\|b - (A + s) x\| \le \max(\mathrm{rtol}\,\|b\|, \mathrm{atol})` in the 2-norm over all leaves. The
-    residual is recomputed from x before that is claimed; where rounding makes the recurrence's own residual differ, the
-    recurrence begins anew, and STAGNATED is reported if that does not help. Works under jit, vmap, grad, jvp and
+    Stops when :math:`\|b - (A + s) x\| \le \max(\mathrm{rtol}\,\|b\|, \mathrm{atol})` in the 2-norm over all leaves.
+    The residual is recomputed from x before that is claimed; where rounding makes the recurrence's own residual differ,
+    the recurrence begins anew, and STAGNATED is reported if that does not help. Works under jit, vmap, grad, jvp and
     linear_transpose in ``b``, ``shift`` and whatever the operator holds. Half-precision vectors are solved, and ``x``
     returned, in single precision.
 
@@ -115,13 +116,13 @@ def solve(
     controls = _controls(rtol, atol, maxiter, history, progress, structure)
     own_terms = x0_given or not (_known(controls.atol) == 0 and _known(controls.rtol) > 0)
     x, outcome = solve_implicitly(
-        chosen, op, shift, preconditioner, b, guess, np.asarray(x0_given), controls, own_terms, bool(throw)
+        chosen, op, shift, preconditioner, b, guess, jnp.asarray(x0_given), controls, own_terms, bool(throw)
     )
     return _finish(x, outcome, chosen, throw)
 
 
 def _finish(x, outcome, method, throw) -> Solution:
-    traced = isinstance(outcome.status, jax.core.Tracer)
+    traced = is_traced(outcome.status)
     if throw and traced:
         x = eqx.error_if(
             x,
@@ -157,14 +158,14 @@ def _right_hand_side(b: Any) -> Vector:
 
 def _match_fields(op, preconditioner, b):
     """A real matrix, with its preconditioner, is extended to complex vectors where b is complex."""
-    real_matrix = isinstance(op, (MatrixOperator, DiagonalOperator)) and not has_complex(op.in_structure())
+    matrices = (MatrixOperator, DiagonalOperator)
+    real_matrix = isinstance(op, matrices) and not has_complex(op.in_structure())
     if real_matrix and all_complex(b):
         op = complexify(op)
         if preconditioner is not None and not has_complex(preconditioner.in_structure()):
             preconditioner = complexify(preconditioner)
-    elif all_complex(b) and isinstance(preconditioner, (MatrixOperator, DiagonalOperator)):
-        if not has_complex(preconditioner.in_structure()):
-            preconditioner = complexify(preconditioner)
+    elif isinstance(preconditioner, matrices) and all_complex(b) and not has_complex(preconditioner.in_structure()):
+        preconditioner = complexify(preconditioner)
     return op, preconditioner
 
 
@@ -210,9 +211,7 @@ def _shift(shift: Any, structure: Structure) -> Any:
             "solve: shift must be a scalar or a pytree like b, with an array or a scalar for each leaf.\n"
             f"  got       {describe(shift)}\n  expected  {describe(structure)}"
         )
-    return jax.tree.map(
-        lambda d, s: d.astype(s.dtype if is_complex(d) else real_dtype(s.dtype)), leaves, structure
-    )
+    return jax.tree.map(lambda d, s: d.astype(s.dtype if is_complex(d) else real_dtype(s.dtype)), leaves, structure)
 
 
 def _number(name: str, value: Any) -> Any:
@@ -225,7 +224,7 @@ def _number(name: str, value: Any) -> Any:
 
 def _known(tolerance: Any) -> float:
     """The value of a tolerance, or NaN where it is traced."""
-    return float("nan") if isinstance(tolerance, jax.core.Tracer) else float(tolerance)
+    return float("nan") if is_traced(tolerance) else float(tolerance)
 
 
 def _cast(value: Any, dtype: Any) -> Any:
@@ -240,15 +239,15 @@ def _choose(method: Any, op: LinearOperator, shift: Any) -> Method:
     if not (op.is_hermitian and real_shift):
         return METHODS["gmres"]()
     leaves = jax.tree.leaves(shift)
-    known_negative = any(not isinstance(s, jax.core.Tracer) and np.any(np.asarray(s) < 0) for s in leaves)
+    known_negative = any(not is_traced(s) and np.any(np.asarray(s) < 0) for s in leaves)
     return METHODS["cg" if op.is_positive and not known_negative else "minres"]()
 
 
 def _check_method(method: Method, shift: Any) -> None:
     if method.needs_hermitian and any(is_complex(s) for s in jax.tree.leaves(shift)):
         raise ValueError(
-            f"solve: {method.name} needs a hermitian system, and a complex shift makes none. Use method='gmres', or the "
-            "real part of the shift."
+            f"solve: {method.name} needs a hermitian system, and a complex shift makes none. Use method='gmres', or "
+            "the real part of the shift."
         )
 
 
@@ -257,19 +256,23 @@ def _controls(rtol, atol, maxiter, history, progress, structure: Structure) -> C
     tolerances = []
     for name, value in (("rtol", rtol), ("atol", atol)):
         value = _number(name, value)
-        if np.iscomplexobj(value) if not isinstance(value, jax.core.Tracer) else is_complex(value):
+        if np.iscomplexobj(value) if not is_traced(value) else is_complex(value):
             raise TypeError(f"solve: {name} must be real, not {value!r}.")
-        if not isinstance(value, jax.core.Tracer) and not value >= 0:
+        if not is_traced(value) and not value >= 0:
             raise ValueError(f"solve: {name} must not be negative.\n  got       {value}\n  expected  a number >= 0")
         tolerances.append(_cast(value, dtype))
     unknowns = sum(size_of(s) * (2 if is_complex(s) else 1) for s in jax.tree.leaves(structure))
     length = min(10 * max(unknowns, 1), _MAX_HISTORY) + 1
     if maxiter is None:
         limit = np.asarray(min(10 * max(unknowns, 1), np.iinfo(np.int32).max), np.int32)
-    elif isinstance(maxiter, jax.core.Tracer):
+    elif is_traced(maxiter):
         limit = maxiter.astype(jnp.int32)
     else:
-        whole = not isinstance(maxiter, bool) and np.ndim(maxiter) == 0 and np.issubdtype(np.asarray(maxiter).dtype, np.integer)
+        whole = (
+            not isinstance(maxiter, bool)
+            and np.ndim(maxiter) == 0
+            and np.issubdtype(np.asarray(maxiter).dtype, np.integer)
+        )
         if not whole or maxiter < 0:
             raise ValueError(
                 f"solve: maxiter must be a whole number, not negative.\n  got       {maxiter!r}\n"

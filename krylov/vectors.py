@@ -86,7 +86,7 @@ def safe_norm(x: Vector, dtype: Any) -> RealScalar:
 
 
 def power_of_two(x: RealScalar) -> RealScalar:
-    """The power of two at or below ``x``, so that scaling by it or its inverse is exact; one where x is zero or not finite."""
+    """The power of two at or below ``x``, by which scaling is exact; one where ``x`` is zero or not finite."""
     info = jnp.finfo(x.dtype)
     _, exponent = jnp.frexp(x)
     # Neither it nor its inverse may be subnormal: hardware flushes those to zero.

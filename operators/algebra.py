@@ -11,7 +11,7 @@ from jaxtyping import Array
 from .base import Field, LinearOperator, Vector
 from .blocks import IdentityOperator
 from .matrix import DiagonalOperator
-from .structure import Structure, all_complex, describe, is_complex, same_structure
+from .structure import Structure, all_complex, describe, is_complex, known_not_negative, same_structure
 from .views import AdjointOperator, joint_field
 
 
@@ -103,6 +103,8 @@ class ScaledOperator(LinearOperator):
     _positive: bool = eqx.field(static=True)
 
     def __init__(self, operator: LinearOperator, scalar: Any):
+        if isinstance(scalar, lx.AbstractLinearOperator):
+            raise TypeError("operators: the product of two operators is a @ b; * takes a scalar.")
         positive = operator.is_positive and known_not_negative(scalar)
         scalar = jnp.asarray(scalar)
         if scalar.ndim != 0:
@@ -219,5 +221,3 @@ def _operand(sign: str, op: Any) -> LinearOperator:
 
         return as_operator(op)
     raise TypeError(f"operators: cannot apply {sign!r} to an operator and {type(op).__name__}; wrap it as an operator.")
-
-

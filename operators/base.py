@@ -10,16 +10,14 @@ import lineax as lx
 from jaxtyping import Array, Inexact, PyTree
 
 from .structure import (
-    Structure,
     check_vector,
     common_dtype,
     has_complex,
-    join_real,
     ravel,
     same_structure,
     size_of,
-    split_real,
     unravel,
+    zeros,
 )
 
 Field = Literal["complex", "real"]
@@ -213,11 +211,11 @@ def _as_matrix(op: LinearOperator) -> Array:
 def _diagonal(op: LinearOperator) -> Vector:
     structure = op.in_structure()
     n, dtype = size_of(structure), common_dtype(structure)
+    if n == 0:
+        return zeros(structure)
 
     def entry(i):
         unit = jnp.zeros(n, dtype).at[i].set(1)
         return ravel(op._product(unravel(unit, structure)), dtype)[i]
 
     return unravel(jax.lax.map(entry, jnp.arange(n), batch_size=min(n, _COLUMNS_AT_ONCE)), structure)
-
-

@@ -63,7 +63,7 @@ class BlockDiagonalOperator(LinearOperator):
     """Independent operators side by side, on vectors that are tuples.
 
     Args:
-        blocks: one operator for each entry of the tuple.
+        blocks: one operator, matrix or other operand of `as_operator` for each entry of the tuple.
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,7 +75,9 @@ class BlockDiagonalOperator(LinearOperator):
     blocks: tuple[LinearOperator, ...]
 
     def __init__(self, blocks: Any):
-        self.blocks = tuple(blocks)
+        from .convert import as_operator
+
+        self.blocks = tuple(as_operator(block, where="BlockDiagonalOperator") for block in blocks)
 
     def _product(self, vector: Vector) -> Vector:
         return tuple(block._product(x) for block, x in zip(self.blocks, vector, strict=True))

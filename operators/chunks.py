@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .structure import Structure, describe
+from .structure import Structure, describe, is_traced
 
 
 class Chunks(eqx.Module):
-    """``K`` chunks of ``c`` samples; the first N are the user's, in order, the rest repeat the first with weight zero."""
+    """K chunks of c samples: the first N are the user's, in order, the rest repeat the first with weight zero."""
 
     samples: PyTree[Array]
     weights: Float[Array, "K c"]
@@ -61,8 +61,8 @@ def split_samples(samples: PyTree, weights: Any, chunk_size: int | None, weight_
     leaves = jax.tree.leaves(samples)
     if not leaves:
         raise ValueError("Jacobian: samples hold no array.")
-    lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
-    if len(lengths) != 1 or None in lengths:
+    lengths = {leaf.shape[0] for leaf in leaves if leaf.ndim}
+    if len(lengths) != 1 or any(leaf.ndim == 0 for leaf in leaves):
         raise ValueError(
             "Jacobian: all sample leaves must have the same length along the first axis.\n"
             f"  got       {describe(samples)}"
@@ -86,6 +86,7 @@ def split_samples(samples: PyTree, weights: Any, chunk_size: int | None, weight_
 def _normalised(weights, n, dtype):
     if weights is None:
         return jnp.full(n, 1 / n, dtype)
+    values = None if is_traced(weights) else np.asarray(weights)  # jax would make a tracer of it inside a jitted function
     weights = jnp.asarray(weights)
     if weights.shape != (n,):
         raise ValueError(
@@ -93,8 +94,7 @@ def _normalised(weights, n, dtype):
         )
     if jnp.issubdtype(weights.dtype, jnp.complexfloating):
         raise ValueError(f"Jacobian: weights must be real.\n  got       {describe(weights)}")
-    if not isinstance(weights, jax.core.Tracer):
-        values = np.asarray(weights)
+    if values is not None:
         if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:
             raise ValueError(
                 "Jacobian: weights must be finite, not negative, and not all zero; they are divided by their sum.\n"

@@ -13,6 +13,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jaxtyping import Array
 
+from .structure import abstract
+
 
 class ClosedFunction(eqx.Module):
     """A traced function whose captured arrays are leaves, so that it can be an argument of ``jit`` like any array.
@@ -33,12 +35,18 @@ class ClosedFunction(eqx.Module):
     @property
     def out_structure(self) -> Any:
         """Shapes and dtypes of the result."""
-        leaves = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.jaxpr.outvars]
-        return jax.tree.unflatten(self.out_tree, leaves)
+        types = [abstract(variable.aval) for variable in self.jaxpr.outvars]
+        return jax.tree.unflatten(self.out_tree, [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types])
 
 
-def close(fn: Callable, *args: Any) -> ClosedFunction:
-    """Trace ``fn`` for arguments (arrays or shapes) and hoist what it closes over."""
+def close(fn: Callable, *args: Any, code: Callable | None = None) -> ClosedFunction:
+    """Trace ``fn`` for arguments (arrays or shapes) and hoist what it closes over.
+
+    Args:
+        fn: the function.
+        args: arrays or shapes to trace it for.
+        code: the function whose code tells programs apart, where ``fn`` only wraps it.
+    """
     leaves, tree = jax.tree.flatten(args)
     out_tree = None
 
@@ -49,12 +57,13 @@ def close(fn: Callable, *args: Any) -> ClosedFunction:
 
     # `flat` is new each time, so JAX's own trace cache cannot serve a program with outdated captured values.
     closed = jax.make_jaxpr(flat)(*leaves)
-    return ClosedFunction([jnp.asarray(c) for c in closed.consts], _intern(fn, closed.jaxpr), out_tree)
+    program = _intern(fn if code is None else code, closed.jaxpr)
+    return ClosedFunction([jnp.asarray(c) for c in closed.consts], program, out_tree)
 
 
 # Programs seen lately, by the code they came from.
 _programs: OrderedDict[Any, list[Jaxpr]] = OrderedDict()
-_MAX_CODES, _MAX_PROGRAMS_PER_CODE = 256, 8
+_MAX_CODES, _MAX_PROGRAMS_PER_CODE = 256, 32
 
 
 def _intern(fn: Callable, jaxpr: Jaxpr) -> Jaxpr:
@@ -62,9 +71,10 @@ def _intern(fn: Callable, jaxpr: Jaxpr) -> Jaxpr:
     _programs.move_to_end(_code_of(fn))
     if len(_programs) > _MAX_CODES:
         _programs.popitem(last=False)
-    for other in known:
+    for i, other in enumerate(known):
         if _same_program(jaxpr, other):
-            return other
+            jaxpr = known.pop(i)
+            break
     known.append(jaxpr)
     del known[:-_MAX_PROGRAMS_PER_CODE]
     return jaxpr
@@ -112,23 +122,60 @@ def _same_program(a: Jaxpr, b: Jaxpr) -> bool:
             return False
         rules = e.primitive.name in ("custom_jvp_call", "custom_vjp_call")
         for key in e.params:
-            # The rules of custom derivatives are wrapped anew in every trace. The code that was traced is the same, so
-            # are the programs they belong to: rules from the same line of source are taken to be the same too.
-            if rules and key in _RULES:
-                if _where(e.params[key]) != _where(f.params[key]):
-                    return False
-                continue
-            if not _same(e.params[key], f.params[key]):
+            same = _same_rule if rules and key in _RULES else _same
+            if not same(e.params[key], f.params[key]):
                 return False
     return same_atoms(a.outvars, b.outvars)
 
 
-_RULES = ("jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd")
+_RULES = ("jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "out_trees")
 
 
-def _where(rule: Any) -> Any:
-    """Source line of a rule that JAX wraps, where it is known."""
-    return getattr(getattr(rule, "debug_info", None), "func_src_info", None)
+def _same_rule(x: Any, y: Any, seen: frozenset = frozenset()) -> bool:
+    """Whether two rules of custom derivatives are the same code with the same values closed over.
+
+    JAX wraps a rule anew in every trace, so they are compared part by part. Its wrappers also hold what belongs to the
+    trace, which does not count.
+    """
+    if x is y or (id(x), id(y)) in seen:
+        return True
+    if type(x) is not type(y):
+        return False
+    seen |= {(id(x), id(y))}
+
+    def same_parts(*pairs):
+        return all(_same_rule(a, b, seen) for a, b in pairs)
+
+    if isinstance(x, types.FunctionType):
+        if x.__code__ is not y.__code__:
+            return False
+        cells = [
+            (a.cell_contents, b.cell_contents) for a, b in zip(x.__closure__ or (), y.__closure__ or (), strict=True)
+        ]
+        if _is_of_jax(x):
+            cells = [(a, b) for a, b in cells if isinstance(a, _CARRIERS) or hasattr(a, "f_transformed")]
+        return same_parts((x.__defaults__, y.__defaults__), (x.__kwdefaults__, y.__kwdefaults__), *cells)
+    if isinstance(x, types.MethodType):
+        return same_parts((x.__func__, y.__func__), (x.__self__, y.__self__))
+    if isinstance(x, partial):
+        return same_parts((x.func, y.func), (x.args, y.args), (x.keywords, y.keywords))
+    if isinstance(x, (list, tuple)):
+        return len(x) == len(y) and same_parts(*zip(x, y, strict=True))
+    if isinstance(x, dict):
+        return x.keys() == y.keys() and same_parts(*((x[k], y[k]) for k in x))
+    if isinstance(x, (jax.custom_jvp, jax.custom_vjp)):
+        return same_parts((vars(x), vars(y)))
+    if hasattr(x, "f_transformed"):  # how JAX wraps a function with transformations of its arguments and results
+        return same_parts((x.f, y.f), (x.f_transformed, y.f_transformed))
+    return (type(x).__name__ in _OF_A_TRACE and _is_of_jax(type(x))) or _same(x, y)
+
+
+_CARRIERS = (types.FunctionType, types.MethodType, partial, list, tuple)
+_OF_A_TRACE = ("Store", "EqualStore", "DebugInfo")
+
+
+def _is_of_jax(x: Any) -> bool:
+    return (getattr(x, "__module__", None) or "").partition(".")[0] in ("jax", "jaxlib")
 
 
 def _same(x: Any, y: Any) -> bool:

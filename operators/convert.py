@@ -104,6 +104,10 @@ class HostOperator(LinearOperator):
 
     operator: scipy.sparse.linalg.LinearOperator = eqx.field(static=True)
 
+    def __init__(self, operator: scipy.sparse.linalg.LinearOperator):
+        self.operator = operator
+        check_inexact("HostOperator", "the vectors", self.in_structure())
+
     def _product(self, vector: Vector) -> Vector:
         return closed_linear_call(
             lambda _, x: _call_back(self.operator.matvec, x, self.out_structure()),

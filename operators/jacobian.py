@@ -1,7 +1,7 @@
 r"""The Jacobian of a network over samples as an operator, computed anew in each product, chunk by chunk.
 
-Row i of J is :math:`\sqrt{w_i}\,(O_i - \sum_j w_j O_j)` with :math:`O_i` the derivative of the network's output on sample i
-with respect to the parameters; without centring the mean is left out.
+Row i of J is :math:`\sqrt{w_i}\,(O_i - \sum_j w_j O_j)` with :math:`O_i` the derivative of the network's output on
+sample i with respect to the parameters; without centring the mean is left out.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from .base import Field, LinearOperator, Vector, conjugate
 from .chunks import Chunks, check_chunk_size, split_samples
 from .closure import ClosedFunction, close
 from .linear_call import closed_linear_call
+from .linearization import explained
 from .samples_apart import check_samples_apart
 from .structure import Structure, all_complex, check_vector, describe, is_complex, real_dtype, structure_of
 from .tangent_sums import mean_rows, pull_back, push_forward
@@ -30,12 +31,12 @@ class Jacobian(LinearOperator):
 
     .. math:: (J v)_i = \sqrt{w_i}\,\bigl(O_i v - \textstyle\sum_j w_j O_j v\bigr),
 
-    the mean left out unless ``center``. Nothing is stored: each product linearizes ``f`` chunk by chunk. ``J.gram()`` is
-    the quantum geometric tensor :math:`J^H J`, ``J.cogram()`` the neural tangent kernel :math:`J J^H`, and
+    the mean left out unless ``center``. Nothing is stored: each product linearizes ``f`` chunk by chunk. ``J.gram()``
+    is the quantum geometric tensor :math:`J^H J`, ``J.cogram()`` the neural tangent kernel :math:`J J^H`, and
     ``J.H @ J.sample_vector(E)`` the forces.
 
-    The map is R-linear unless ``holomorphic=True`` promises more; adjoints are those of the real inner product, which is
-    right for holomorphic, non-holomorphic and real parameters alike.
+    The map is R-linear unless ``holomorphic=True`` promises more; adjoints are those of the real inner product, which
+    is right for holomorphic, non-holomorphic and real parameters alike.
 
     Args:
         f: ``f(params, samples)``; returns an array or a pytree of arrays, all with the sample axis first. It may be a
@@ -47,8 +48,8 @@ class Jacobian(LinearOperator):
         chunk_size: samples at a time; need not divide N. Default: all at once.
         trainable: pytree of bools over ``params`` (or a prefix of it), or a function of a leaf; False freezes.
         holomorphic: promise that ``f`` is holomorphic in complex parameters, so that J is C-linear.
-        precision: matrix multiplication precision that ``f`` is traced under, see ``jax.default_matmul_precision``; None
-            leaves it as it is. On GPUs the default TF32 breaks the symmetry that CG relies on.
+        precision: matrix multiplication precision that ``f`` is traced under, see ``jax.default_matmul_precision``;
+            None leaves it as it is. On GPUs the default TF32 breaks the symmetry that CG relies on.
 
     Raises:
         ValueError: samples or weights of unequal lengths, bad weights or chunk size, outputs without the sample axis
@@ -103,12 +104,15 @@ class Jacobian(LinearOperator):
     def _trace(self, network, f, chunk, precision) -> ClosedFunction:
         count = jax.tree.leaves(chunk)[0].shape[0]
         try:
-            with jax.default_matmul_precision(precision) if precision is not None else contextlib.nullcontext():
-                closed = close(network, structure_of(self.params), chunk)
+            with (
+                jax.default_matmul_precision(precision) if precision is not None else contextlib.nullcontext(),
+                explained(network, self.params, chunk, name="Jacobian: f"),
+            ):
+                closed = close(network, structure_of(self.params), chunk, code=f)
         except Exception as error:
             error.add_note(
-                f"Jacobian: while tracing f for {count} of {self.chunks.num_samples} samples at a time. f must take any "
-                "number of samples along the first axis; an array shaped like all samples must be passed as a sample leaf."
+                f"Jacobian: while tracing f for {count} of {self.chunks.num_samples} samples at a time. f must take "
+                "any number of samples along the first axis; pass an array shaped like all samples as a sample leaf."
             )
             raise
         for leaf in jax.tree.leaves(closed.out_structure):
@@ -217,7 +221,7 @@ def _partition(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
     params = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
     if trainable is None:
         mask = True
-    elif callable(trainable):
+    elif callable(trainable) and not _holds_bools(trainable):
         mask = jax.tree.map(lambda x: bool(trainable(x)), params)
     else:
         mask = trainable
@@ -233,6 +237,12 @@ def _partition(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
     if not jax.tree.leaves(trained):
         raise ValueError(f"Jacobian: no trainable floating-point array among params.\n  params    {describe(params)}")
     return trained, rest
+
+
+def _holds_bools(tree):
+    """Whether a pytree is a mask, even one that can be called as a module can."""
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(isinstance(x, (bool, np.bool_)) for x in leaves)
 
 
 def _as_bool(x):

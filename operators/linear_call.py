@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from .structure import abstract as _abstract
-from .structure import describe, same_structure
+from .structure import describe, is_traced, same_structure
 
 
 def linear_call(
@@ -95,27 +95,22 @@ def closed_linear_call(
     transpose is then :math:`y \mapsto \overline{F \bar y}` and costs no second function.
     """
     callee, out_tree = _trace(fun, residuals, linear)
-    if any(isinstance(c, jax.core.Tracer) for c in callee.consts):
+    if any(is_traced(c) for c in callee.consts):
         raise TypeError("closed_linear_call: fun closes over traced arrays; pass them among the residuals.")
     residual_leaves, linear_leaves = jax.tree.leaves(residuals), jax.tree.leaves(linear)
     residual_tree = jax.tree.structure(residuals)
     residual_types = [abstract(leaf) for leaf in residual_leaves]
     cotangent_types = [abstract(aval) for aval in callee.out_avals]
 
-    def trace_transpose() -> ClosedJaxpr:
+    def transposed(*args):
+        res, ct = args[: len(residual_types)], args[len(residual_types) :]
         if fun_transpose is None:
+            out = jaxpr_as_fun(callee)(*res, *(leaf.conj() for leaf in ct))
+            return [leaf.conj() for leaf in out]
+        res, ct = jax.tree.unflatten(residual_tree, res), jax.tree.unflatten(out_tree, ct)
+        return jax.tree.leaves(fun_transpose(res, ct))
 
-            def transposed(*args):
-                res, ct = args[: len(residual_types)], args[len(residual_types) :]
-                out = jaxpr_as_fun(callee)(*res, *(leaf.conj() for leaf in ct))
-                return [leaf.conj() for leaf in out]
-        else:
-
-            def transposed(*args):
-                res = jax.tree.unflatten(residual_tree, args[: len(residual_types)])
-                ct = jax.tree.unflatten(out_tree, args[len(residual_types) :])
-                return jax.tree.leaves(fun_transpose(res, ct))
-
+    def trace_transpose() -> ClosedJaxpr:
         return jax.make_jaxpr(transposed)(*residual_types, *cotangent_types)
 
     out = linear_call_p.bind(

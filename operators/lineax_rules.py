@@ -12,12 +12,12 @@ from .views import conjugate_operator
 
 @lx.linearise.register(LinearOperator)
 def _linearise(operator):
-    # lineax's iterative solvers pass here first, and use the complex inner product, in which an R-linear map on complex
-    # leaves has no adjoint: they would go wrong without a word.
+    # lineax's iterative solvers pass here first. They use the complex inner product, in which an R-linear map on
+    # complex leaves has no adjoint, and would go wrong without a word.
     if operator._needs_splitting:
         raise ValueError(
-            f"{type(operator).__name__}: this operator is only R-linear but has complex leaves; lineax's solvers assume "
-            "C-linear operators.\n  Solve with op.as_real() and split vectors (krylov.operators.split_real), or with "
+            f"{type(operator).__name__}: this operator is only R-linear but has complex leaves; lineax's solvers "
+            "assume C-linear operators.\n  Solve with op.as_real() and split vectors (krylov.operators.split_real), or with "
             "krylov.solve."
         )
     return operator

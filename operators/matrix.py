@@ -122,7 +122,9 @@ class MatrixOperator(LinearOperator):
         """The matrix, dense."""
         if self._needs_splitting:
             return super().as_matrix()
-        return self.matrix.todense() if isinstance(self.matrix, sparse.BCOO) else self.matrix
+        dense = self.matrix.todense() if isinstance(self.matrix, sparse.BCOO) else self.matrix
+        # Between real vectors only the real part of a complex matrix acts.
+        return dense if has_complex(self.out_structure()) else dense.real
 
     def diagonal(self) -> Vector:
         """The diagonal, as a vector."""
@@ -176,7 +178,7 @@ class DiagonalOperator(LinearOperator):
     Args:
         entries: the diagonal, a pytree of real or complex arrays.
         structure: the vectors it acts on where they are not like ``entries``: a real diagonal on complex vectors.
-        positive: claim that no entry is negative. Default: looked up, where the entries are real and their values known.
+        positive: claim that no entry is negative. Default: looked up where the entries are real and known.
 
     Raises:
         ValueError: shapes differ, or a complex diagonal for real vectors.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .structure import real_dtype
+from .structure import is_traced, real_dtype
 
 if TYPE_CHECKING:
     from .jacobian import Jacobian
@@ -31,7 +31,7 @@ def check_samples_apart(jacobian: Jacobian) -> None:
     key = (id(network.jaxpr), id(one.jaxpr))
     if key in _passed:
         return
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(jacobian)):
+    if any(is_traced(x) for x in jax.tree.leaves(jacobian)):
         return
     if jacobian.chunks.weights.size == 1:
         return
@@ -40,8 +40,8 @@ def check_samples_apart(jacobian: Jacobian) -> None:
     if not difference <= tolerance * scale:
         raise ValueError(
             "Jacobian: the outputs of f depend on which samples are evaluated together.\n"
-            f"  got       outputs that differ by {difference:.2e} (of {scale:.2e}) between a chunk and its samples one by "
-            "one\n  expected  the same to rounding; in chunks another system would be solved\n"
+            f"  got       outputs that differ by {difference:.2e} (of {scale:.2e}) between a chunk and single samples\n"
+            "  expected  the same to rounding; in chunks another system would be solved\n"
             "  Look for batch statistics, a mask or noise shaped like the batch, or a mean over samples inside f."
         )
     if len(_passed) >= _MAX_PASSED:

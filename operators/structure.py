@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
@@ -11,7 +12,7 @@ Structure = PyTree[jax.ShapeDtypeStruct]
 
 
 def abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array, tracer or abstract value, with its sharding and varying mesh axes where it has them."""
+    """Shape and dtype of an array, tracer or abstract value, with its sharding and varying mesh axes if it has any."""
     aval = x if hasattr(x, "shape") and hasattr(x, "dtype") and not hasattr(x, "__array__") else jax.typeof(x)
     options = {}
     sharding = getattr(aval, "sharding", None)
@@ -21,6 +22,11 @@ def abstract(x: Any) -> jax.ShapeDtypeStruct:
     if vma:
         options["vma"] = vma
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, **options)
+
+
+def is_traced(x: Any) -> bool:
+    """Whether a value is unknown because a transformation is looking on."""
+    return isinstance(x, jax.core.Tracer)
 
 
 def structure_of(tree: PyTree) -> Structure:
@@ -105,7 +111,7 @@ def real_dtype(dtype: Any) -> np.dtype:
 
 
 def check_vector(where: str, name: str, vector: PyTree, expected: Structure, cure: str | None = None) -> PyTree:
-    """Return ``vector`` as arrays if it has the ``expected`` structure, or raise a ``ValueError`` that says what differs.
+    """Return ``vector`` as arrays if it has the ``expected`` structure, else raise an error that says what differs.
 
     Raises:
         ValueError: tree, shapes or dtypes differ.
@@ -130,7 +136,7 @@ def _cure(name: str, got: Structure, expected: Structure) -> str:
     if any(x.shape != y.shape for x, y in pairs):
         return f"Give {name} the expected shapes."
     if any(is_complex(x) and not is_complex(y) for x, y in pairs):
-        return f"The imaginary part of {name} would be lost: take {name}.real where that is meant, or use a complex operator."
+        return f"The imaginary part of {name} would be lost: take {name}.real if meant, or use a complex operator."
     return f"Cast {name} with jax.tree.map(lambda x, s: x.astype(s.dtype), {name}, structure)."
 
 

@@ -6,6 +6,8 @@ derivative with respect to the parameters then keeps the chunk's inputs, not its
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .base import Vector, conjugate
+from .linearization import explained
 from .structure import is_complex, real_dtype, size_of
 
 if TYPE_CHECKING:
@@ -24,6 +27,19 @@ if TYPE_CHECKING:
 MAX_MEAN_ROWS = 16
 
 
+def _explains(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A network that cannot be linearized or transposed is named in the error, with the cure."""
+
+    @functools.wraps(fun)
+    def explained_fun(jacobian: Jacobian, *args: Any) -> Any:
+        chunk = jacobian.chunks.chunk_structure
+        with explained(jacobian.network, jacobian.params, chunk, name="Jacobian: f"):
+            return fun(jacobian, *args)
+
+    return explained_fun
+
+
+@_explains
 def push_forward(jacobian: Jacobian, vector: Vector) -> Vector:
     """``J v``: one row for each sample."""
     mean = _mean_of_product(jacobian, vector)
@@ -35,6 +51,7 @@ def push_forward(jacobian: Jacobian, vector: Vector) -> Vector:
     return jacobian.chunks.join(_map_chunks(body, jacobian.chunks.samples, jacobian.chunks.weights))
 
 
+@_explains
 def pull_back(jacobian: Jacobian, cotangent: Vector) -> Vector:
     """``J^T y``, the transpose of `push_forward`."""
     chunks = jacobian.chunks
@@ -53,27 +70,34 @@ def pull_back(jacobian: Jacobian, cotangent: Vector) -> Vector:
     return _sum_chunks(body, jacobian.params, chunks.samples, chunks.weights, cut)
 
 
+@_explains
 def gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
     r"""``J^H J v`` in one pass: each chunk is linearized once, pushed forward and pulled back.
 
-    The mean over samples of the products is known beforehand, being a fixed linear functional of v; subtracting it from
-    one of the two factors is enough, since the other then sums to zero against it.
+    The mean over samples of the products is known beforehand, being a fixed linear functional of v. Subtracted from one
+    of the two factors it would be enough in exact arithmetic, since the other then sums to zero against it. In floating
+    point that sum is not zero, and a large mean would multiply it: it is summed up too, and its part taken away.
     """
+    if jacobian.center and jacobian.mean_rows is None:
+        return conjugate(pull_back(jacobian, conjugate(push_forward(jacobian, vector))))
     mean = _mean_of_product(jacobian, vector)
 
     def body(chunk, weights):
         _, push = jax.linearize(lambda p: jacobian.network(p, chunk), jacobian.params)
         out = _weigh(weights, _subtract(push(vector), mean))
         (back,) = jax.linear_transpose(push, jacobian.params)(conjugate(out))
-        return back
+        return back, None if mean is None else jax.tree.map(lambda y: y.sum(0), out)
 
     chunks = jacobian.chunks
-    return conjugate(_sum_chunks(body, jacobian.params, chunks.samples, chunks.weights))
+    back, rest = _sum_chunks(body, (jacobian.params, mean), chunks.samples, chunks.weights)
+    back = conjugate(back)
+    return back if rest is None else jax.tree.map(jnp.subtract, back, _adjoint_of_mean(jacobian, rest))
 
 
 @eqx.filter_jit
+@_explains
 def mean_rows(jacobian: Jacobian) -> PyTree[Array] | None:
-    r"""The vectors :math:`g_r` with :math:`\mathrm{Re}\langle g_r, v\rangle = \mathrm{(component\ r\ of)} \sum_j w_j O_j v`.
+    r"""The vectors :math:`g_r` with which :math:`\mathrm{Re}\langle g_r, v\rangle` is component r of the mean product.
 
     One for each real number of output per sample, along a leading axis; None where these are too many to keep.
     """
@@ -95,6 +119,7 @@ def mean_rows(jacobian: Jacobian) -> PyTree[Array] | None:
 
 
 @eqx.filter_jit
+@_explains
 def gram_diagonal(jacobian: Jacobian, imaginary: bool) -> PyTree[Array]:
     r"""Diagonal of ``J^H J``: for each entry :math:`\sum_{i,r} w_i\, (\mathrm{Re}\, (g_{ir} - \bar g_r))^2`.
 
@@ -187,12 +212,23 @@ def _mean_of_product(jacobian: Jacobian, vector: Vector) -> PyTree[Array] | None
 
         like = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), jacobian.network.out_structure)
         return _sum_chunks(body, like, jacobian.chunks.samples, jacobian.chunks.weights)
-    components = sum(
-        jax.vmap(lambda row, x=x: _real_inner(row, x))(rows)
-        for rows, x in zip(jax.tree.leaves(jacobian.mean_rows), jax.tree.leaves(vector), strict=True)
-    )
+    pairs = zip(jax.tree.leaves(jacobian.mean_rows), jax.tree.leaves(vector), strict=True)
+    first, *rest = (jax.vmap(_real_inner, (0, None))(rows, x) for rows, x in pairs)
+    components = sum(rest, first)
     units = _unit_outputs(jacobian)
     return jax.tree.map(lambda u: jnp.tensordot(components.astype(real_dtype(u.dtype)), u, axes=1), units)
+
+
+def _adjoint_of_mean(jacobian: Jacobian, output: PyTree[Array]) -> Vector:
+    """The adjoint of `_mean_of_product` where the mean rows are kept, of one output's worth."""
+    units = jax.tree.leaves(_unit_outputs(jacobian))
+    pairs = zip(units, jax.tree.leaves(output), strict=True)
+    first, *rest = (jax.vmap(_real_inner, (0, None))(unit, y) for unit, y in pairs)
+    components = sum(rest, first)
+    return jax.tree.map(
+        lambda row: jnp.tensordot(components.astype(real_dtype(row.dtype)), row, axes=1, precision="highest"),
+        jacobian.mean_rows,
+    )
 
 
 def _real_inner(x: Array, y: Array) -> Array:
@@ -216,9 +252,12 @@ def _sum_chunks(body, like: Any, *stacks: Any) -> Any:
     checkpointed = jax.checkpoint(body, prevent_cse=False)
 
     def step(total, chunk):
-        return jax.tree.map(jnp.add, total, checkpointed(*chunk)), None
+        return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, checkpointed(*chunk)), None
 
-    return jax.lax.scan(step, jax.tree.map(jnp.zeros_like, like), stacks)[0]
+    # A sum of many chunks in half precision stops growing once it is some hundred times larger than its terms.
+    wide = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=jnp.promote_types(x.dtype, jnp.float32)), like)
+    total = jax.lax.scan(step, wide, stacks)[0]
+    return jax.tree.map(lambda t, x: t.astype(x.dtype), total, like)
 
 
 def _root(weights: Array) -> Array:

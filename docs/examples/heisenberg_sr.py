@@ -143,10 +143,10 @@ def main(
     sites=16,
     hidden=32,
     chains=1024,
-    steps=150,
+    steps=120,
     learning_rate=0.1,
     shift=1e-3,
-    average=50,
+    average=40,
     seed=0,
     plot=PLOT,
 ):

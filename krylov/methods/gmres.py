@@ -15,13 +15,13 @@ from .recurrence import CYCLE_CLOSED, RUNNING, Recurrence
 
 
 class GMRESState(NamedTuple):
-    """The basis, row by row along a leading axis; the QR factorization of the Hessenberg matrix, with Q^H kept whole."""
+    """The basis, row by row along a leading axis; the QR factorization of the Hessenberg matrix, Q^H kept whole."""
 
     basis: Vector
     images: Vector | None  # of the basis under the preconditioner
     incoming: Vector
     z: Vector
-    index: Int[Array, ""]
+    filled: Int[Array, ""]
     column: Array
     length: RealScalar
     q_adjoint: Array
@@ -34,10 +34,10 @@ class GMRESState(NamedTuple):
 class GMRES(Recurrence):
     r"""Generalised minimal residuals for :math:`A x = b` with any square A.
 
-    Minimises :math:`\|b - A x\|` over the Krylov space, orthogonalising twice (CGS2) so that the basis stays orthogonal
-    to rounding. The preconditioner is applied from the right and its images are kept, so that it may itself be an
-    iteration (flexible GMRES) and the residual is the true one. One product and 4 j vector updates in iteration j of a
-    cycle; stores ``restart + 3`` vectors, ``2 restart + 3`` with a preconditioner.
+    Minimises :math:`\|b - A x\|` over the Krylov space, orthogonalising twice (CGS2) so that the basis stays
+    orthogonal to rounding. The preconditioner is applied from the right and its images are kept, so that it may itself
+    be an iteration (flexible GMRES) and the residual is the true one. One product and 4 j vector updates in iteration j
+    of a cycle; stores ``restart + 3`` vectors, ``2 restart + 3`` with a preconditioner.
 
     Args:
         restart: iterations in a cycle; the basis is then dropped.
@@ -77,7 +77,7 @@ class GMRES(Recurrence):
             images=rows(m) if preconditioned else None,
             incoming=rhs,
             z=rhs,
-            index=jnp.asarray(0, jnp.int32),
+            filled=jnp.asarray(0, jnp.int32),
             column=jnp.zeros(m + 1, space.dtype),
             length=nothing,
             q_adjoint=jnp.eye(m + 1, dtype=space.dtype),
@@ -88,10 +88,10 @@ class GMRES(Recurrence):
         )
 
     def start(self, space: Space, state: GMRESState, residual: Vector) -> GMRESState:
-        """The first basis vector is the residual. Rows of the old basis stay: what lies beyond the index is not used."""
+        """The first basis vector is the residual. Old rows stay: those not filled again are not used."""
         return state._replace(
             incoming=residual,
-            index=jnp.asarray(0, jnp.int32),
+            filled=jnp.asarray(0, jnp.int32),
             q_adjoint=jnp.eye(state.q_adjoint.shape[0], dtype=space.dtype),
             r=jnp.zeros_like(state.r),
             fresh=jnp.asarray(True),
@@ -105,10 +105,10 @@ class GMRES(Recurrence):
         vanished = ~state.fresh & (length <= 4 * space.eps * scale_of_product)
         per_length = jnp.where(vanished, 0, divide(jnp.ones_like(length), length))
         start_norm = jnp.where(state.fresh, length, state.start_norm)
-        j = jnp.maximum(state.index - 1, 0)
+        j = jnp.maximum(state.filled - 1, 0)
         q_adjoint, column = _rotate(state.q_adjoint, state.column, jnp.where(vanished, 0, length), j)
         q_adjoint = jnp.where(state.fresh, state.q_adjoint, q_adjoint)
-        estimate = jnp.abs(q_adjoint[state.index, 0]) * start_norm
+        estimate = jnp.abs(q_adjoint[state.filled, 0]) * start_norm
         return state._replace(
             incoming=scale(per_length, state.incoming),
             length=jnp.where(vanished, 0, length),
@@ -126,7 +126,7 @@ class GMRES(Recurrence):
         """Put the basis vector in its row."""
 
         def put(rows, vector):
-            return jax.tree.map(lambda v, x: v.at[state.index].set(x, mode="drop"), rows, vector)
+            return jax.tree.map(lambda v, x: v.at[state.filled].set(x, mode="drop"), rows, vector)
 
         images = None if state.images is None else put(state.images, preconditioned)
         return state._replace(basis=put(state.basis, state.incoming), images=images, z=preconditioned)
@@ -137,14 +137,12 @@ class GMRES(Recurrence):
 
     def advance(self, space: Space, state: GMRESState, product: Vector) -> GMRESState:
         """Orthogonalise the product against the basis, twice."""
-        known = jnp.arange(state.column.shape[0]) <= state.index
+        known = jnp.arange(state.column.shape[0]) <= state.filled
         first = jnp.where(known, _overlaps(space, state.basis, product), 0)
         rest = subtract(product, _combine(state.basis, first))
         second = jnp.where(known, _overlaps(space, state.basis, rest), 0)
         rest = subtract(rest, _combine(state.basis, second))
-        return state._replace(
-            incoming=rest, column=first + second, index=state.index + 1, fresh=jnp.asarray(False)
-        )
+        return state._replace(incoming=rest, column=first + second, filled=state.filled + 1, fresh=jnp.asarray(False))
 
     def residual_norm(self, state: GMRESState) -> RealScalar:
         """Of the least-squares problem on the basis."""
@@ -159,7 +157,7 @@ class GMRES(Recurrence):
             rhs = state.q_adjoint[:m, 0] * state.start_norm
             diagonal = jnp.abs(jnp.diagonal(state.r))
             # Columns not there yet, and those of a singular operator that add nothing, get weight zero.
-            used = (jnp.arange(m) < state.index) & (diagonal > space.eps * jnp.max(diagonal))
+            used = (jnp.arange(m) < state.filled) & (diagonal > space.eps * jnp.max(diagonal))
             r = jnp.where(used[:, None] & used[None, :], state.r[:m], jnp.eye(m, dtype=state.r.dtype))
             weights = jax.scipy.linalg.solve_triangular(r, jnp.where(used, rhs, 0))
             return _combine(jax.tree.map(lambda v: v[:m], rows), weights)
@@ -168,7 +166,7 @@ class GMRES(Recurrence):
 
     def condition(self, state: GMRESState) -> Int[Array, ""]:
         """Whether the basis is full, or spans an invariant space."""
-        full = (state.index >= state.r.shape[1]) | (~state.fresh & (state.length == 0))
+        full = (state.filled >= state.r.shape[1]) | (~state.fresh & (state.length == 0))
         return jnp.where(full, CYCLE_CLOSED, RUNNING).astype(jnp.int32)
 
 

@@ -39,9 +39,10 @@ class MINRESState(NamedTuple):
 class MINRES(Recurrence):
     r"""Minimal residuals for :math:`A x = b` with A hermitian, definite or not.
 
-    Minimises :math:`\|b - A x\|` over the Krylov space by a QR factorization of the Lanczos tridiagonal; with a hermitian
-    positive definite preconditioner M the norm minimised is that of M. One product, two inner products (four with a
-    preconditioner) and six vector updates an iteration; stores six vectors beside x and b, seven with a preconditioner.
+    Minimises :math:`\|b - A x\|` over the Krylov space by a QR factorization of the Lanczos tridiagonal; with a
+    hermitian positive definite preconditioner M the norm minimised is that of M. One product, two inner products (four
+    with a preconditioner) and six vector updates an iteration; stores six vectors beside x and b, seven with a
+    preconditioner.
 
     Example:
         >>> import jax.numpy as jnp, krylov

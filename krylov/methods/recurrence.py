@@ -41,7 +41,9 @@ class Direct(Method):
 
 
 class Recurrence(Method):
-    """A Krylov recurrence, in the parts that the driver calls in this order, one product in each round::
+    """A Krylov recurrence, in parts.
+
+    The driver calls them in this order, with one product in each round::
 
         state = prepare(state, M direction(state))    after the preconditioner
         product = A probe(state)                      or, to verify, the residual b - A (x + increment(state))
@@ -66,7 +68,7 @@ class Recurrence(Method):
 
     @abc.abstractmethod
     def settle(self, space: Space, state: Any) -> Any:
-        """Reductions and scalars after `start` or `advance`. After `start`, `residual_norm` must be that of the residual."""
+        """Reductions and scalars after `start` (whose `residual_norm` is then the true one) or `advance`."""
 
     @abc.abstractmethod
     def direction(self, state: Any) -> Vector:

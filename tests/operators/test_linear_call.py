@@ -13,7 +13,6 @@ from tests.operators import transformations
 from tests.operators.transformations import assert_close, assert_same, random_like
 
 
-
 def array(seed, *shape, dtype=None):
     return random_like(jax.ShapeDtypeStruct(shape, dtype or jnp.result_type(float)), seed)
 
@@ -86,7 +85,7 @@ def test_a_map_that_is_its_own_adjoint_needs_no_transpose():
 
 def test_the_given_transpose_is_used_and_the_callee_is_not_transposed():
     A, x = array(1, 4, 3), array(2, 3)
-    call = lambda x: linear_call(lambda A, x: A @ x, lambda A, y: 2 * (A.T @ y), A, x)  # noqa: E731
+    call = lambda x: linear_call(lambda A, x: A @ x, lambda A, y: 2 * (A.T @ y), A, x)
     y = array(3, 4)
     for vmapped in (False, True):
         f = (lambda x: jax.vmap(call)(x[None])[0]) if vmapped else call
@@ -219,8 +218,8 @@ def test_residuals_may_be_integers_booleans_and_keys():
         return jnp.zeros_like(y).at[order].set(jnp.where(keep, y * jax.random.normal(key, (3,), y.dtype), 0))
 
     x, y = array(1, 3), array(2, 3)
-    call = lambda x: linear_call(fun, fun_transpose, residuals, x)  # noqa: E731
+    call = lambda x: linear_call(fun, fun_transpose, residuals, x)
     assert_close(jax.jit(call)(x), fun(residuals, x))
     assert_close(jax.linear_transpose(call, x)(y)[0], fun_transpose(residuals, y))
-    loss = lambda f: jax.grad(lambda x: jnp.sum(f(x) ** 2))(x)  # noqa: E731
+    loss = lambda f: jax.grad(lambda x: jnp.sum(f(x) ** 2))(x)
     assert_close(loss(call), loss(lambda x: fun(residuals, x)))
