@@ -2,7 +2,7 @@
 
 from importlib.metadata import version as _version
 
-from krylov.operators import Jacobian, LinearOperator
+from krylov.operators import Jacobian, LinearOperator, OperatorError, check_operator
 
 from .methods import CG, GMRES, LU, MINRES, BiCGStab, Cholesky
 from .solution import ConvergenceError, Solution
@@ -21,7 +21,9 @@ __all__ = [
     "ConvergenceError",
     "Jacobian",
     "LinearOperator",
+    "OperatorError",
     "Solution",
     "Status",
+    "check_operator",
     "solve",
 ]

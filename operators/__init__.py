@@ -4,6 +4,7 @@ from . import lineax_rules as _lineax_rules
 from .algebra import shifted
 from .base import LinearOperator
 from .blocks import BlockDiagonalOperator, IdentityOperator, LowRankPlusDiagonal
+from .checks import OperatorError, OperatorReport, check_operator
 from .convert import as_operator
 from .function import FunctionOperator
 from .jacobian import Jacobian
@@ -21,7 +22,10 @@ __all__ = [
     "LinearOperator",
     "LowRankPlusDiagonal",
     "MatrixOperator",
+    "OperatorError",
+    "OperatorReport",
     "as_operator",
+    "check_operator",
     "complexify",
     "conjugate_operator",
     "join_real",

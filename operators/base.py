@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
+import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from .structure import (
@@ -14,6 +15,7 @@ from .structure import (
     common_dtype,
     has_complex,
     ravel,
+    real_dtype,
     same_structure,
     size_of,
     unravel,
@@ -165,7 +167,12 @@ class LinearOperator(lx.AbstractLinearOperator):
         return self * scalar
 
     def __truediv__(self, scalar: Any) -> "LinearOperator":
-        return self * (1 / jnp.asarray(scalar))
+        # In the operator's precision, and known where the scalar is: under jit JAX would make a tracer of a number.
+        precision = real_dtype(common_dtype(self.out_structure()))
+        if not isinstance(scalar, jax.Array):
+            scalar = np.asarray(scalar)
+        inverse = 1 / scalar.astype(jnp.promote_types(scalar.dtype, precision))
+        return self * inverse
 
     def __neg__(self) -> "LinearOperator":
         return self * -1.0

@@ -21,12 +21,15 @@ class Chunks(eqx.Module):
     @property
     def chunk_structure(self) -> Structure:
         """Shapes and dtypes of one chunk."""
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.samples)
+        return self.structure(self.weights.shape[1])
 
-    @property
-    def one_structure(self) -> Structure:
-        """Shapes and dtypes of a chunk of one sample."""
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[2:]), x.dtype), self.samples)
+    def structure(self, count: int) -> Structure:
+        """Shapes and dtypes of some samples."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[2:]), x.dtype), self.samples)
+
+    def first(self, count: int) -> PyTree[Array]:
+        """The first samples."""
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], self.samples)
 
     @property
     def flat_weights(self) -> Float[Array, " N"]:
@@ -86,7 +89,8 @@ def split_samples(samples: PyTree, weights: Any, chunk_size: int | None, weight_
 def _normalised(weights, n, dtype):
     if weights is None:
         return jnp.full(n, 1 / n, dtype)
-    values = None if is_traced(weights) else np.asarray(weights)  # jax would make a tracer of it inside a jitted function
+    # Looked at before JAX has them, which inside a jitted function would make known values unknown.
+    values = None if any(map(is_traced, jax.tree.leaves(weights))) else np.asarray(weights)
     weights = jnp.asarray(weights)
     if weights.shape != (n,):
         raise ValueError(
@@ -94,14 +98,15 @@ def _normalised(weights, n, dtype):
         )
     if jnp.issubdtype(weights.dtype, jnp.complexfloating):
         raise ValueError(f"Jacobian: weights must be real.\n  got       {describe(weights)}")
-    if values is not None:
-        if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:
-            raise ValueError(
-                "Jacobian: weights must be finite, not negative, and not all zero; they are divided by their sum.\n"
-                f"  got       minimum {values.min()}, sum {values.sum()}"
-            )
-    weights = weights.astype(dtype)
-    return weights / weights.sum()
+    if values is not None and (not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0):
+        raise ValueError(
+            "Jacobian: weights must be finite, not negative, and not all zero; they are divided by their sum.\n"
+            f"  got       minimum {values.min()}, sum {values.sum()}"
+        )
+    # Divided while they have their own range: products of probabilities may be too small for single precision.
+    weights = weights.astype(jnp.promote_types(weights.dtype, dtype))
+    weights = weights / jax.lax.stop_gradient(weights.max())
+    return (weights / weights.sum()).astype(dtype)
 
 
 def check_chunk_size(chunk_size: Any) -> int | None:

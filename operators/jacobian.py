@@ -95,14 +95,17 @@ class Jacobian(LinearOperator):
         def network(trained, chunk):
             return f(eqx.combine(trained, rest), chunk)
 
-        self.network = self._trace(network, f, self.chunks.chunk_structure, precision)
-        self.network_of_one = self._trace(network, f, self.chunks.one_structure, precision)
+        size = self.chunks.weights.shape[1]
+        self.network = self._trace(network, f, size, precision)
+        self.network_of_one = self.network if size == 1 else self._trace(network, f, 1, precision)
         self._check_outputs()
-        check_samples_apart(self)
+        # A chunk of one sample shows nothing of what two do to each other.
+        alone = size == 1 and self.chunks.num_samples > 1
+        check_samples_apart(self, self._trace(network, f, 2, precision) if alone else self.network)
         self.mean_rows = mean_rows(self) if self.center else None
 
-    def _trace(self, network, f, chunk, precision) -> ClosedFunction:
-        count = jax.tree.leaves(chunk)[0].shape[0]
+    def _trace(self, network, f, count, precision) -> ClosedFunction:
+        chunk = self.chunks.structure(count)
         try:
             with (
                 jax.default_matmul_precision(precision) if precision is not None else contextlib.nullcontext(),

@@ -162,8 +162,9 @@ def _max(windows, x, init):
 def _max_jvp(windows, primals, tangents):
     x, init = primals
     selected = _selected(windows, lax.stop_gradient(x), lax.stop_gradient(init))
-    # The value is the same selection, so that it can be differentiated again.
-    return _take(windows, selected, x, init), _take(windows, selected, *tangents)
+    # The value is the same selection, so that it can be differentiated again. What the tangent map keeps is `selected`.
+    push = jax.checkpoint(partial(_take, windows, selected), prevent_cse=False)
+    return _take(windows, selected, x, init), push(*tangents)
 
 
 def _take(windows, selected, x, init):

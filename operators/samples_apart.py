@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
-from .structure import is_traced, real_dtype
+from .closure import ClosedFunction
+from .structure import is_complex, is_traced, real_dtype
 
 if TYPE_CHECKING:
     from .jacobian import Jacobian
@@ -19,55 +21,113 @@ _passed: dict[tuple[int, int], tuple] = {}
 _MAX_PASSED = 512
 
 
-def check_samples_apart(jacobian: Jacobian) -> None:
-    """Compare the network on the first chunk with the network on its samples one by one.
+class Difference(NamedTuple):
+    """The largest difference between two outputs of a network, what rounding explains of it, and their size."""
+
+    found: float
+    allowed: float
+    scale: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding explains it; NaN would not."""
+        return self.found <= self.allowed
+
+
+def check_samples_apart(jacobian: Jacobian, together: ClosedFunction) -> None:
+    """Compare the network on several samples together with the network on single ones.
 
     Runs where the values are known (not under a transformation) and once for each traced network and shape of samples.
+
+    Args:
+        jacobian: holds the network traced for one sample.
+        together: its network traced for as many samples as come together, two at least.
 
     Raises:
         ValueError: they differ by more than rounding.
     """
-    network, one = jacobian.network, jacobian.network_of_one
-    key = (id(network.jaxpr), id(one.jaxpr))
-    if key in _passed:
+    one = jacobian.network_of_one
+    key = (id(together.jaxpr), id(one.jaxpr))
+    if key in _passed or jacobian.chunks.num_samples == 1:
         return
-    if any(is_traced(x) for x in jax.tree.leaves(jacobian)):
+    if any(is_traced(x) for x in jax.tree.leaves((jacobian, together))):
         return
-    if jacobian.chunks.weights.size == 1:
-        return
-    together, apart = _both(jacobian)
-    difference, scale, tolerance = _compare(together, apart)
-    if not difference <= tolerance * scale:
+    samples = jacobian.chunks.first(jax.tree.leaves(together.out_structure)[0].shape[0])
+    difference = apart_from_together(together, one, jacobian.params, samples)
+    if not difference.is_rounding:
+        twice = repeated(together, jacobian.params, samples)
+        if not twice.is_rounding:
+            raise ValueError(
+                "Jacobian: f does not give the same twice.\n"
+                f"  got       outputs that differ by {twice.found:.2e} (of {twice.scale:.2e}) on the same samples\n"
+                "  expected  a function of params and samples alone\n"
+                "  Look for random numbers drawn on the host; pass noise or keys as a sample leaf."
+            )
         raise ValueError(
             "Jacobian: the outputs of f depend on which samples are evaluated together.\n"
-            f"  got       outputs that differ by {difference:.2e} (of {scale:.2e}) between a chunk and single samples\n"
-            "  expected  the same to rounding; in chunks another system would be solved\n"
+            f"  got       outputs that differ by {difference.found:.2e} (of {difference.scale:.2e}) between several "
+            "samples and single ones\n  expected  the same to rounding; in chunks another system would be solved\n"
             "  Look for batch statistics, a mask or noise shaped like the batch, or a mean over samples inside f."
         )
     if len(_passed) >= _MAX_PASSED:
         _passed.pop(next(iter(_passed)))
-    _passed[key] = (network.jaxpr, one.jaxpr)  # holding them keeps the ids theirs
+    _passed[key] = (together.jaxpr, one.jaxpr)  # holding them keeps the ids theirs
+
+
+def apart_from_together(network: ClosedFunction, one: ClosedFunction, params: PyTree, samples: PyTree) -> Difference:
+    """The difference between a network on some samples and on each of them alone."""
+    together = evaluate(network, params, samples)
+    difference = _difference(together, _apart(one, params, samples))
+    if difference.is_rounding or not repeated(network, params, samples).is_rounding:
+        return difference
+    # Where terms cancel inside the network its rounding exceeds that of its outputs: so see what it makes of input that
+    # is changed by roundings.
+    changed = _difference(together, evaluate(network, *_rounded((params, samples))))
+    return difference._replace(allowed=difference.allowed + 30 * changed.found)
+
+
+def repeated(network: ClosedFunction, params: PyTree, samples: PyTree) -> Difference:
+    """The difference between two evaluations of the same."""
+    return _difference(*(evaluate(network, params, samples) for _ in range(2)))
 
 
 @eqx.filter_jit
-def _both(jacobian: Jacobian):
-    chunk = jax.tree.map(lambda x: x[0], jacobian.chunks.samples)
-    together = jacobian.network(jacobian.params, chunk)
+def evaluate(network: ClosedFunction, params: PyTree, samples: PyTree) -> PyTree:
+    """The network's outputs, jitted with all it holds as arguments."""
+    return network(params, samples)
 
+
+@eqx.filter_jit
+def _apart(one, params, samples):
     def alone(sample):
-        out = jacobian.network_of_one(jacobian.params, jax.tree.map(lambda x: x[None], sample))
+        out = one(params, jax.tree.map(lambda x: x[None], sample))
         return jax.tree.map(lambda y: y[0], out)
 
-    return together, jax.lax.map(alone, chunk, batch_size=jacobian.chunks.weights.shape[1])
+    return jax.lax.map(alone, samples, batch_size=jax.tree.leaves(samples)[0].shape[0])
 
 
-def _compare(together, apart) -> tuple[float, float, float]:
-    difference, scale, tolerance = 0.0, 0.0, 0.0
-    for x, y in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
-        wide = np.complex128 if jnp.issubdtype(x.dtype, jnp.complexfloating) else np.float64
-        x, y, eps = np.asarray(x).astype(wide), np.asarray(y).astype(wide), float(jnp.finfo(real_dtype(x.dtype)).eps)
-        finite = np.isfinite(x) & np.isfinite(y)  # a network that is not finite is the solver's to report
-        difference = max(difference, float(np.abs(np.where(finite, x - y, 0)).max(initial=0)))
-        scale = max(scale, float(np.abs(np.where(finite, x, 0)).max(initial=0)))
-        tolerance = max(tolerance, min(1e3 * eps, 0.05))
-    return difference, scale, tolerance
+def _difference(x, y) -> Difference:
+    """Of two outputs; infinite where one is finite and the other is not."""
+    found, scale, eps = 0.0, 0.0, 0.0
+    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
+        eps = max(eps, float(jnp.finfo(real_dtype(a.dtype)).eps))
+        a, b = (np.asarray(v).astype(np.complex128 if is_complex(v) else np.float64) for v in (a, b))
+        finite = np.isfinite(a) & np.isfinite(b)
+        if np.any(np.isfinite(a) != np.isfinite(b)):
+            found = np.inf
+        found = max(found, float(np.abs(np.where(finite, a, 0) - np.where(finite, b, 0)).max(initial=0)))
+        scale = max(scale, float(np.abs(np.where(finite, a, 0)).max(initial=0)))
+    return Difference(found, min(1e3 * eps, 0.05) * scale, scale)
+
+
+def _rounded(tree: Any) -> Any:
+    """Floating-point leaves with each entry changed by a few roundings."""
+    rng = np.random.default_rng(0)
+
+    def leaf(x):
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        factor = 1 + 4 * float(jnp.finfo(real_dtype(x.dtype)).eps) * rng.choice([-1.0, 1.0], x.shape)
+        return (x * factor).astype(x.dtype)
+
+    return jax.tree.map(leaf, tree)

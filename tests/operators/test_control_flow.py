@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from krylov.operators.control_flow import linear_cond, linear_scan, linear_stack, linear_sum
 from tests.operators import transformations
-from tests.operators.transformations import assert_close, assert_same, random_like
+from tests.operators.transformations import assert_close, assert_same, quick_jit, random_like
 
 
 def under(*which):
@@ -51,7 +51,8 @@ def recurrence():
 
 def test_recurrence_agrees_with_a_python_loop():
     residuals, linear = recurrence()
-    assert_close(linear_scan(step, residuals, *linear), loop(step, residuals, *linear))
+    both = quick_jit(lambda r, x: (linear_scan(step, r, *x), loop(step, r, *x)))
+    assert_close(*both(residuals, linear))
 
 
 @under(
@@ -155,12 +156,12 @@ def test_the_users_operator_jvp_then_vjp_in_batches_transposes():
 
     f = lambda v: linear_sum(batch_product, batches, v)
     S = J.conj().T @ J
-    assert_close(jax.jit(f)(v), S @ v, factor=10)
-    assert_close(jax.jit(lambda y: jax.linear_transpose(f, v)(y)[0])(v), S.T @ v, factor=10)
+    assert_close(quick_jit(f)(v), S @ v, factor=10)
+    assert_close(quick_jit(lambda y: jax.linear_transpose(f, v)(y)[0])(v), S.T @ v, factor=10)
 
 
 def temporary_bytes(f, *args):
-    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    return quick_jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
 
 
 def network(params, chunk):
@@ -218,9 +219,7 @@ def test_memory_of_64_chunks_is_flat_in_transpose_and_gradients(name):
         "grad in params": temporary_bytes(jax.grad(loss, 1), chunks, params, params),
         "grad in v": temporary_bytes(jax.grad(loss, 2), chunks, params, params),
     }
-    # A row of the stack is made in one pass forward; its derivatives also go back, through activations of one chunk.
-    one_chunk = temporary_bytes(jax.grad(loss, 1), *problem_of(2), params) if name == "stack" else 0
-    assert max(derived.values()) <= 2.5 * max(product, one_chunk), (product, one_chunk, derived)
+    assert max(derived.values()) <= 2.5 * product, (product, derived)
     if name == "sum":
         second = [temporary_bytes(hessian_vector, *problem_of(k), params) for k in (2, 64)]
         assert second[1] <= 1.5 * second[0], second
@@ -273,7 +272,7 @@ def test_inside_shard_map(name, transformation):
 def test_a_sharded_sum_transposes_with_one_reduction_and_none_inside_the_loop():
     rows, v = array(1, 2 * jax.device_count(), 3, 4), array(2, 4)
     f = on_a_mesh(lambda r, v: linear_sum(lambda r, v: jnp.sin(r).T @ (r @ v), r, v))
-    transposed = jax.jit(lambda r, y: jax.linear_transpose(lambda v: f(r, v), v)(y)[0])
+    transposed = quick_jit(lambda r, y: jax.linear_transpose(lambda v: f(r, v), v)(y)[0])
     text = transposed.lower(rows, v).compile().as_text()
     if jax.device_count() > 1:
         assert text.count(" all-reduce(") == 1
@@ -358,11 +357,12 @@ def test_linearize_then_vmap_over_predicates_then_transpose(cond):
     def many(v):
         return jax.vmap(tangent, (0, 0, None))(preds, xs, v)
 
-    dense = jax.jit(jax.jacobian(lambda w: plain_layer(preds, w, xs)))(params)
+    dense = quick_jit(jax.jacobian(lambda w: plain_layer(preds, w, xs)))(params)
     y = array(3, 5, 4)
-    assert_close(jax.jit(many)(params), jnp.tensordot(dense, params, 2))
+    assert_close(quick_jit(many)(params), jnp.tensordot(dense, params, 2))
     for push in (many, jax.jit(many)):
-        assert_close(jax.jit(lambda y: jax.linear_transpose(push, params)(y)[0])(y), jnp.tensordot(y, dense, 2))  # noqa: B023
+        transposed = quick_jit(jax.linear_transpose(push, params))
+        assert_close(transposed(y)[0], jnp.tensordot(y, dense, 2))
 
 
 @pytest.mark.parametrize("cond", [linear_cond, jax.lax.cond], ids=["linear_cond", "lax.cond"])
@@ -372,10 +372,11 @@ def test_a_network_with_cond_inside_is_vmapped_then_linearized_then_transposed(c
     def stacked(w):
         return jax.vmap(lambda x: jnp.sin(layer(x[0] > 0, w, x)))(xs)
 
-    dense = jax.jit(jax.jacobian(lambda w: jnp.sin(plain_layer(xs[:, 0] > 0, w, xs))))(params)
+    dense = quick_jit(jax.jacobian(lambda w: jnp.sin(plain_layer(xs[:, 0] > 0, w, xs))))(params)
     _, push = jax.linearize(stacked, params)
-    assert_close(push(params), jnp.tensordot(dense, params, 2))
-    assert_close(jax.linear_transpose(push, params)(array(3, 5, 4))[0], jnp.tensordot(array(3, 5, 4), dense, 2))
+    assert_close(quick_jit(push)(params), jnp.tensordot(dense, params, 2))
+    transposed = quick_jit(jax.linear_transpose(push, params))
+    assert_close(transposed(array(3, 5, 4))[0], jnp.tensordot(array(3, 5, 4), dense, 2))
 
 
 def test_only_the_branch_taken_is_computed():

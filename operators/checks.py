@@ -1,0 +1,501 @@
+"""Whether an operator is what it claims to be: linear, with this adjoint, hermitian, positive, sample by sample."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .algebra import ScaledOperator, SumOperator
+from .base import LinearOperator, Vector, adjoint_product, conjugate, product
+from .blocks import BlockDiagonalOperator, IdentityOperator
+from .convert import as_operator
+from .gram import GramOperator
+from .jacobian import Jacobian
+from .matrix import DiagonalOperator, MatrixOperator
+from .samples_apart import Difference, apart_from_together, evaluate, repeated
+from .structure import (
+    Structure,
+    describe,
+    is_complex,
+    is_traced,
+    real_dtype,
+    same_structure,
+    size_of,
+    split_real,
+)
+
+# Most products with unit vectors that a diagonal is worth.
+_SMALL = 64
+
+
+class Finding(NamedTuple):
+    """One check: a figure and the largest value of it that rounding explains, or why it was not made.
+
+    Figures are relative to the size of what is compared.
+    """
+
+    name: str
+    figure: float
+    allowed: float
+    about: str
+    cure: str
+    skipped: str = ""
+    structures: tuple[str, str] | None = None  # got and expected, where the figure only says that they differ
+
+    @property
+    def passed(self) -> bool:
+        """Whether the figure is allowed, or the check was not made."""
+        return bool(self.skipped) or self.figure <= self.allowed  # False for NaN
+
+    def __str__(self) -> str:
+        """The failure in words."""
+        got, expected = self.structures or (f"{self.figure:.2e}", f"at most {self.allowed:.1e}")
+        return f"  {self.name}: {self.about}\n    got       {got}\n    expected  {expected}\n    {self.cure}"
+
+
+class OperatorReport:
+    """What `check_operator` found; prints as a table.
+
+    Attributes:
+        operator: the operator in words.
+        findings: one `Finding` for each check.
+    """
+
+    def __init__(self, operator: str, findings: list[Finding]):
+        self.operator, self.findings = operator, tuple(findings)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """The findings that failed."""
+        return tuple(f for f in self.findings if not f.passed)
+
+    def __getitem__(self, name: str) -> Finding:
+        """The finding of a name."""
+        for finding in self.findings:
+            if finding.name == name:
+                return finding
+        raise KeyError(f"{name!r}; there are {[f.name for f in self.findings]}")
+
+    def __repr__(self) -> str:
+        lines = [f"check_operator: {self.operator}"]
+        for f in self.findings:
+            verdict = "not made" if f.skipped else "ok" if f.passed else "FAILED"
+            figures = f.skipped or f"{f.figure:.1e} (allowed {f.allowed:.1e})  {f.about}"
+            lines.append(f"  {f.name:<14}{verdict:<9} {figures}")
+        return "\n".join(lines)
+
+
+class OperatorError(ValueError):
+    """An operator is not what it claims to be; ``report`` holds all figures."""
+
+    def __init__(self, report: OperatorReport):
+        self.report = report
+        total, failed = len(report.findings), report.failures
+        head = f"check_operator: {report.operator} fails {len(failed)} of {total} checks."
+        super().__init__("\n".join([head, *map(str, failed)]))
+
+
+def check_operator(
+    op: Any,
+    key: Any = None,
+    *,
+    structure: Any = None,
+    probes: int = 3,
+    tolerance: float | None = None,
+    throw: bool = True,
+) -> OperatorReport:
+    r"""Test on random vectors that an operator is what it claims to be.
+
+    Checked are linearity over the declared field, the adjoint identity :math:`\langle y, A x\rangle = \langle A^H y, x
+    \rangle`, that JAX's transpose is the same map, the claims hermitian and positive (the latter by the smallest Ritz
+    value of a short Lanczos run, which finds an isolated negative eigenvalue that random vectors miss), the diagonal
+    where it is cheap, and that products are finite and the same twice. For each `Jacobian` inside, whatever surrounds
+    it: that samples do not see each other, and that ``f`` is finite and gives the same twice.
+
+    Costs some thirty products. Figures are taken in double precision and are relative, so that size and units of the
+    operator do not matter.
+
+    Args:
+        op: a `LinearOperator` or whatever `as_operator` takes.
+        key: a JAX random key or an integer seed, for the vectors.
+        structure: what a function acts on, where ``op`` is one.
+        probes: random vectors for each check.
+        tolerance: largest relative difference that counts as rounding; default the square root of the spacing of
+            floating-point numbers in the coarsest leaf: 1.5e-8 for float64, 3.5e-4 for float32, 0.09 for bfloat16.
+            Digits that a centred Jacobian cancels are allowed for.
+        throw: raise if a check fails.
+
+    Returns:
+        An `OperatorReport`.
+
+    Raises:
+        OperatorError: a ``ValueError`` that lists every check that failed, by how much, and what to do.
+        TypeError: called under a transformation, where values are not known.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> A = jnp.array([[2.0, 1.0], [0.0, 2.0]])
+        >>> check_operator(MatrixOperator(A)).passed
+        True
+        >>> check_operator(MatrixOperator(A, hermitian=True), throw=False)["hermitian"].passed
+        False
+    """
+    op = as_operator(op, structure, where="check_operator")
+    if any(is_traced(x) for x in jax.tree.leaves(op)):
+        raise TypeError("check_operator: needs known values; call it outside jit, grad and vmap.")
+    if not isinstance(probes, int) or probes < 1:
+        raise ValueError(f"check_operator: probes must be a positive whole number, not {probes!r}.")
+    session = _Session(op, np.random.default_rng(_seed(key)), probes, tolerance)
+    findings = list(session.findings())
+    report = OperatorReport(_in_words(op), findings)
+    if throw and not report.passed:
+        raise OperatorError(report)
+    return report
+
+
+def _seed(key):
+    if key is None:
+        return 0
+    if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    return np.asarray(key).ravel().tolist()
+
+
+def _in_words(op) -> str:
+    ins, outs = describe(op.in_structure()), describe(op.out_structure())
+    return f"{type(op).__name__} {ins} -> {outs} over the {op.field} field"
+
+
+class _Session:
+    """One operator, its random vectors and their products."""
+
+    def __init__(self, op: LinearOperator, rng: np.random.Generator, probes: int, tolerance: float | None):
+        self.op, self.rng, self.probes = op, rng, probes
+        self.ins, self.outs = op.in_structure(), op.out_structure()
+        leaves = jax.tree.leaves((self.ins, self.outs))
+        dtypes = [real_dtype(leaf.dtype) for leaf in leaves] or [np.dtype(np.float32)]
+        self.eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+        self.narrow = any(float(jnp.finfo(dtype).max) < 1e6 for dtype in dtypes)  # float16
+        self.tolerance = self.eps**0.5 if tolerance is None else float(tolerance)
+        self._noise: float | None = None
+
+    def findings(self) -> Iterator[Finding]:
+        for jacobian in _jacobians(self.op):
+            yield from _of_network(jacobian)
+        finding = self.of_structure(product, self.ins, self.outs, "product")
+        yield finding
+        if not finding.passed or size_of(self.ins) == 0 or size_of(self.outs) == 0:
+            return
+        self.xs = [self.random(self.ins) for _ in range(self.probes)]
+        self.products = [product(self.op, x) for x in self.xs]
+        finite = self.of_finite()
+        yield finite
+        if not finite.passed:  # then every other figure would be NaN
+            return
+        yield self.of_repetition()
+        yield self.of_addition()
+        yield self.of_scaling()
+        if self.op.field == "complex":
+            yield self.of_complex_scaling()
+        yield from self.of_adjoint()
+        if self.op.is_hermitian:
+            yield self.of_hermitian()
+        if self.op.is_positive:
+            yield self.of_positive()
+        if _diagonal_is_cheap(self.op):
+            yield self.of_diagonal()
+
+    def random(self, structure: Structure) -> Vector:
+        """Entries of variance one; drawn by NumPy, since JAX's generator would be compiled for each shape."""
+
+        def leaf(s):
+            parts = self.rng.normal(size=(2, *s.shape))
+            return jnp.asarray(parts[0] + 1j * parts[1] if is_complex(s) else parts[0], s.dtype)
+
+        return jax.tree.map(leaf, structure)
+
+    def judge(self, name: str, pairs: list[tuple[float, float]], about: str, cure: str) -> Finding:
+        """The finding from (difference, size) of each probe."""
+        worst, scale = max(pairs, key=lambda pair: _ratio(*pair))
+        figure, allowed = _ratio(worst, scale), self.tolerance
+        if not figure <= allowed and scale > 0:
+            allowed += 16 * self.eps * self.noise / scale
+        return Finding(name, figure, allowed, about, cure)
+
+    @property
+    def noise(self) -> float:
+        """Size of the products without centring: rounding is relative to those."""
+        if self._noise is None:
+            self._noise = 0.0
+            if any(j.center for j in _jacobians(self.op)):
+                op = jax.tree.map(_uncentred, self.op, is_leaf=lambda x: isinstance(x, Jacobian))
+                self._noise = _norm(product(op, self.xs[0]))
+        return self._noise
+
+    def of_structure(self, product_of: Callable, ins: Structure, outs: Structure, name: str) -> Finding:
+        got = eqx.filter_eval_shape(product_of, self.op, ins)
+        about = f"whether the {name} returns what is declared"
+        cure = "Let in_structure and out_structure be what the product takes and gives, dtypes included."
+        words = describe(got), describe(outs)
+        return Finding("structure", float(not same_structure(got, outs)), 0.0, about, cure, structures=words)
+
+    def of_finite(self) -> Finding:
+        bad = sum(int(np.sum(~np.isfinite(leaf))) for leaf in _host(self.products))
+        share = bad / max(1, self.probes * size_of(self.outs))
+        about = "share of entries of A x that are not finite, x of size one"
+        return Finding("finite", share, 0.0, about, "Look for overflow, division by zero or NaN in what it holds.")
+
+    def of_repetition(self) -> Finding:
+        pairs = [(_distance(product(self.op, self.xs[0]), self.products[0]), _norm(self.products[0]))]
+        about = "difference of two products with the same vector, relative to |A x|"
+        return self.judge("repeatable", pairs, about, "Look for random numbers drawn in the product.")
+
+    def of_addition(self) -> Finding:
+        pairs = []
+        for x, y in zip(self.xs, self.products, strict=True):
+            z = self.random(self.ins)
+            z_product = product(self.op, z)
+            both = product(self.op, jax.tree.map(jnp.add, x, z))
+            expected = [a + b for a, b in zip(_host(y), _host(z_product), strict=True)]
+            pairs.append((_distance(both, expected), _norm(y) + _norm(z_product)))
+        about = "difference of A(x + z) and A x + A z, relative to |A x| + |A z|"
+        return self.judge("additive", pairs, about, "The map is not linear; linearize it (jax.linearize) first.")
+
+    def of_scaling(self) -> Finding:
+        # Large factors show what is nonlinear, small ones a constant term.
+        factors = (-8.0, 0.125) if self.narrow else (-1000.0, 0.001)
+        pairs = [self.scaled(factor, x, y) for factor in factors for x, y in zip(self.xs, self.products, strict=True)]
+        about = f"difference of A(c x) and c A x, c = {factors[0]:g} and {factors[1]:g}, relative to |c A x|"
+        return self.judge("scaling", pairs, about, "The map is not linear; linearize it (jax.linearize) first.")
+
+    def of_complex_scaling(self) -> Finding:
+        pairs = [self.scaled(1j, x, y) for x, y in zip(self.xs, self.products, strict=True)]
+        about = "difference of A(i x) and i A x, relative to |A x|"
+        cure = "The map is only R-linear: declare field='real' (for a Jacobian leave out holomorphic=True)."
+        return self.judge("C-linear", pairs, about, cure)
+
+    def scaled(self, factor: complex, x: Vector, y: Vector) -> tuple[float, float]:
+        got = product(self.op, jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), x))
+        return _distance(got, [factor * leaf for leaf in _host(y)]), abs(factor) * _norm(y)
+
+    def of_adjoint(self) -> Iterator[Finding]:
+        about = "difference of <y, A x> and <A^H y, x>, relative to |A x| and |A^H y|, y and x of size one"
+        cure = "The adjoint is the conjugate transpose, in the inner product of the field. Without one, JAX transposes."
+        ys = [self.random(self.outs) for _ in range(self.probes)]
+        try:
+            backs = [adjoint_product(self.op, y) for y in ys]
+        except Exception as error:  # no adjoint is no false adjoint: some solvers need none
+            yield Finding("adjoint", 0.0, 0.0, about, cure, skipped=f"the adjoint fails with {_first_line(error)}")
+            return
+        structure = self.of_structure(adjoint_product, self.outs, self.ins, "adjoint product")
+        if not structure.passed:
+            yield structure
+            return
+        pairs = []
+        for x, y, forward, back in zip(self.xs, ys, self.products, backs, strict=True):
+            difference = self.inner(y, forward) - self.inner(back, x)
+            pairs.append((abs(difference), max(_norm(forward), _norm(back))))
+        yield self.judge("adjoint", pairs, about, cure)
+
+        about = "difference of A^H y and JAX's transpose, relative to |A^H y|"
+        cure = "Give the product its transpose with krylov.operators.linear_call, or leave the adjoint to JAX."
+        try:
+            transposed = [_transposed_by_jax(self.op, y) for y in ys]
+        except Exception as error:
+            reason = f"JAX cannot transpose it: {_first_line(error)}"
+            yield Finding("transpose", 0.0, 0.0, about, cure, skipped=reason)
+            return
+        pairs = [(_distance(a, b), _norm(b)) for a, b in zip(transposed, backs, strict=True)]
+        yield self.judge("transpose", pairs, about, cure)
+
+    def inner(self, x: Vector, y: Vector) -> complex:
+        total = sum(np.vdot(a, b) for a, b in zip(_host(x), _host(y), strict=True))
+        return total if self.op.field == "complex" else total.real
+
+    def of_hermitian(self) -> Finding:
+        pairs = []
+        for x, forward in zip(self.xs, self.products, strict=True):
+            z = self.random(self.ins)
+            other = product(self.op, z)
+            difference = self.inner(z, forward) - self.inner(other, x)
+            pairs.append((abs(difference), max(_norm(forward), _norm(other))))
+        about = "difference of <z, A x> and <A z, x>, relative to |A x| and |A z|, x and z of size one"
+        return self.judge("hermitian", pairs, about, "Drop hermitian=True or positive=True, or mend the product.")
+
+    def of_positive(self) -> Finding:
+        smallest, largest = self.ritz_values()
+        about = "smallest Ritz value, if negative, relative to the largest"
+        cure = "Drop positive=True: cg needs it; minres takes hermitian operators that are not positive."
+        return self.judge("positive", [(max(0.0, -smallest), largest)], about, cure)
+
+    def ritz_values(self) -> tuple[float, float]:
+        """The smallest, and the largest absolute value, of a Lanczos run in double precision, fully orthogonalised."""
+        basis, images = [], []
+        q = _flat(self.xs[0])
+        for _ in range(min(4 * self.probes, q.size)):
+            for _twice in range(2):
+                q = q - sum((b * (b @ q) for b in basis), np.zeros_like(q))
+            norm = np.linalg.norm(q)
+            if not norm > 1e3 * self.eps * np.linalg.norm(images[-1] if images else q):
+                break
+            q = q / norm
+            # Vectors of entries about one survive half precision.
+            unit = q.size**-0.5
+            image = _flat(product(self.op, _from_flat(q / unit, self.ins))) * unit
+            basis.append(q)
+            images.append(image)
+            q = image
+        if not basis:
+            return 0.0, 0.0
+        projected = np.array(basis) @ np.array(images).T
+        values = np.linalg.eigvalsh((projected + projected.T) / 2)
+        return float(values[0]), float(np.abs(values).max())
+
+    def of_diagonal(self) -> Finding:
+        diagonal = _host(self.op.diagonal())
+        split = self.op.as_real() if self.op._needs_splitting else self.op
+        flat = np.concatenate([leaf.ravel() for leaf in diagonal])
+        pairs = []
+        for i in self.rng.choice(flat.size, min(2 * self.probes, flat.size), replace=False):
+            column = _host(product(split, _unit(i, split.in_structure())))
+            entry = np.concatenate([leaf.ravel() for leaf in column])[i]
+            pairs.append((abs(entry - flat[i]), _norm(column)))
+        about = "difference of an entry of diagonal() and of A e_i, relative to |A e_i|"
+        return self.judge("diagonal", pairs, about, "Mend diagonal(), or leave it to the base class.")
+
+
+def _of_network(jacobian: Jacobian) -> Iterator[Finding]:
+    """What no product can show of a network."""
+    count, size = jacobian.chunks.weights.shape
+    chunks = [jax.tree.map(lambda x, k=k: x[k], jacobian.chunks.samples) for k in sorted({0, count // 2, count - 1})]
+    network, params = jacobian.network, jacobian.params
+
+    outputs = _host([evaluate(network, params, chunk) for chunk in chunks])
+    bad, total = sum(int(np.sum(~np.isfinite(y))) for y in outputs), sum(y.size for y in outputs)
+    about = "share of outputs of f that are not finite"
+    cure = "Look at f on these samples: infinite log-amplitudes, say. Leave such samples out."
+    yield Finding("f finite", bad / max(1, total), 0.0, about, cure)
+
+    twice = [repeated(network, params, chunk) for chunk in chunks]
+    about = "difference of two evaluations of f on the same samples, relative to its largest output"
+    cure = "Look for random numbers drawn on the host; pass noise or keys as a sample leaf."
+    yield _worst("f repeatable", twice, about, cure)
+
+    about = "difference of f on samples together and on each alone, relative to its largest output"
+    cure = "Look for batch statistics, a mask or noise shaped like the batch, or a mean over samples inside f."
+    if size == 1:
+        reason = "checked when the Jacobian was made" if count > 1 else "there is one sample"
+        yield Finding("samples apart", 0.0, 0.0, about, cure, skipped=reason)
+    else:
+        apart = [apart_from_together(network, jacobian.network_of_one, params, chunk) for chunk in chunks]
+        yield _worst("samples apart", apart, about, cure)
+
+
+def _worst(name: str, differences: list[Difference], about: str, cure: str) -> Finding:
+    worst = max(differences, key=lambda d: _ratio(d.found, d.scale))
+    allowed = _ratio(worst.allowed, worst.scale)
+    return Finding(name, _ratio(worst.found, worst.scale), allowed, about, cure)
+
+
+def _jacobians(op: Any) -> list[Jacobian]:
+    """All Jacobians inside an operator, each once."""
+    found = jax.tree.leaves(op, is_leaf=lambda x: isinstance(x, Jacobian))
+    return list({id(j): j for j in found if isinstance(j, Jacobian)}.values())
+
+
+def _uncentred(part: Any) -> Any:
+    if not isinstance(part, Jacobian):
+        return part
+    # Its fields are known to fit: it would cost a trace to make it anew.
+    copy = object.__new__(Jacobian)
+    for field in dataclasses.fields(Jacobian):
+        object.__setattr__(copy, field.name, getattr(part, field.name))
+    object.__setattr__(copy, "center", False)
+    object.__setattr__(copy, "mean_rows", None)
+    return copy
+
+
+def _diagonal_is_cheap(op: LinearOperator) -> bool:
+    if not op.is_square or type(op).diagonal is LinearOperator.diagonal:  # from unit vectors, as it would be checked
+        return False
+    if isinstance(op, GramOperator):
+        return True
+    if op._needs_splitting:
+        return False
+    if size_of(op.in_structure()) <= _SMALL or isinstance(op, (MatrixOperator, DiagonalOperator, IdentityOperator)):
+        return True
+    if isinstance(op, ScaledOperator):
+        return _diagonal_is_cheap(op.operator)
+    parts = {SumOperator: "terms", BlockDiagonalOperator: "blocks"}.get(type(op))
+    return parts is not None and all(map(_diagonal_is_cheap, getattr(op, parts)))
+
+
+@eqx.filter_jit
+def _transposed_by_jax(op: LinearOperator, vector: Vector) -> Vector:
+    (out,) = jax.linear_transpose(lambda x: product(op, x), op.in_structure())(conjugate(vector))
+    return conjugate(out)
+
+
+def _host(vector: Any) -> list[np.ndarray]:
+    """The leaves in double precision, on the host."""
+    return [
+        np.asarray(leaf).astype(np.complex128 if is_complex(leaf) else np.float64) for leaf in jax.tree.leaves(vector)
+    ]
+
+
+def _norm(vector: Any) -> float:
+    return float(np.sqrt(sum(np.sum(np.abs(leaf) ** 2) for leaf in _host(vector))))
+
+
+def _distance(x: Any, y: Any) -> float:
+    return _norm([a - b for a, b in zip(_host(x), _host(y), strict=True)])
+
+
+def _ratio(difference: float, scale: float) -> float:
+    return 0.0 if difference == 0 else difference / scale if scale > 0 else float("inf")
+
+
+def _flat(vector: Vector) -> np.ndarray:
+    """Real and imaginary parts in one array: there the inner product of either field is the real one."""
+    return np.concatenate([leaf.ravel() for leaf in _host(split_real(vector))])
+
+
+def _from_flat(flat: np.ndarray, structure: Structure) -> Vector:
+    leaves, tree = jax.tree.flatten(structure)
+    total, out, start = size_of(structure), [], 0
+    imaginary = total
+    for s in leaves:
+        stop = start + size_of(s)
+        part = flat[start:stop]
+        if is_complex(s):
+            part = part + 1j * flat[imaginary : imaginary + size_of(s)]
+            imaginary += size_of(s)
+        out.append(jnp.asarray(part.reshape(s.shape), s.dtype))
+        start = stop
+    return jax.tree.unflatten(tree, out)
+
+
+def _unit(i: int, structure: Structure) -> Vector:
+    """The unit vector of entry i, in the order of ``jax.tree.leaves``."""
+    leaves, tree = jax.tree.flatten(structure)
+    out, start = [], 0
+    for s in leaves:
+        entries = np.zeros(size_of(s))
+        if start <= i < start + entries.size:
+            entries[i - start] = 1
+        start += entries.size
+        out.append(jnp.asarray(entries.reshape(s.shape), s.dtype))
+    return jax.tree.unflatten(tree, out)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
