@@ -227,14 +227,18 @@ def _scan(where, f, residuals, shared, init, xs, length=None, reverse=False):
     """
     residuals, linear = jax.tree.map(jnp.asarray, residuals), _as_linear(where, (shared, init, xs))
     length = _length(where, residuals, linear[2], length)
-    # Varying inputs are cast here, once: inside the loop, the transpose of the cast would be a collective every step.
-    axes, known = _varying((residuals, linear)), None
-    while axes != known:
-        known, linear = axes, _vary(linear, axes)
-        residual = jax.tree.map(abstract, _of_one_step(residuals))
+    residual = jax.tree.map(abstract, _of_one_step(residuals))
+
+    def traced(linear):
         types = jax.tree.map(abstract, (*linear[:2], _of_one_step(linear[2])))
-        step = close(f, residual, *types)
-        axes = axes | _varying(step)
+        return close(f, residual, *types), types
+
+    # Inputs are made to vary here, once: inside the loop, the transpose of that would be a collective every step.
+    linear = _vary(linear, _varying((residuals, linear)))
+    step, types = traced(linear)
+    if axes := _varying(step) - _varying(linear):
+        linear = _vary(linear, axes)
+        step, types = traced(linear)
     if not same_structure(step.out_structure[1], types[1]):
         raise TypeError(
             f"{where}: the carry that f returns differs from the one it takes.\n"

@@ -1,12 +1,13 @@
 """The two square operators of a Jacobian: on parameters and on samples."""
 
-import jax
+from jaxtyping import Array
 
 from .base import Field, LinearOperator, Vector
 from .jacobian import Jacobian
 from .linear_call import closed_linear_call
-from .structure import Structure, is_complex
-from .tangent_sums import gram_diagonal, gram_product
+from .rows import gram_diagonal, gram_matrix
+from .structure import Structure, split_real, unravel
+from .tangent_sums import gram_product
 
 
 class GramOperator(LinearOperator):
@@ -49,12 +50,13 @@ class GramOperator(LinearOperator):
 
     def diagonal(self) -> Vector:
         """The exact diagonal, from per-sample gradients; as in `as_matrix` where only R-linear on complex leaves."""
-        real = gram_diagonal(self.jacobian, False)
-        if self._needs_splitting:
-            imag = gram_diagonal(self.jacobian, True)
-            params = jax.tree.leaves(self.jacobian.params)
-            return real, [d for d, p in zip(jax.tree.leaves(imag), params, strict=True) if is_complex(p)]
-        return jax.tree.map(lambda d, p: d.astype(p.dtype), real, self.jacobian.params)
+        flat = gram_diagonal(self.jacobian)
+        structure = self.in_structure()
+        return unravel(flat, split_real(structure) if self._needs_splitting else structure)
+
+    def as_matrix(self) -> Array:
+        """The dense matrix, summed over groups of rows; see `LinearOperator.as_matrix`."""
+        return gram_matrix(self.jacobian)
 
 
 class CogramOperator(LinearOperator):

@@ -7,7 +7,7 @@ tangent of that entry, and its transpose adds the cotangent there. What is kept 
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +50,7 @@ def max_pool(
         [[5.0, 7.0], [13.0, 15.0]]
     """
     where, x = "max_pool", jnp.asarray(x)
-    window = _integers(where, "window_shape", window_shape, None, 1)
+    window = _integers(where, "window_shape", window_shape)
     batch = x.ndim - len(window) - 1
     if batch < 0:
         raise ValueError(
@@ -63,7 +63,7 @@ def max_pool(
     def everywhere(inner, outer):
         return (outer,) * batch + tuple(inner) + (outer,)
 
-    strides = _integers(where, "strides", strides, len(window), 1)
+    strides = _integers(where, "strides", (1,) * len(window) if strides is None else strides, len(window))
     if not isinstance(padding, str):
         padding = everywhere(_pairs(where, padding, len(window)), (0, 0))
     return _reduce(where, x, init, everywhere(window, 1), everywhere(strides, 1), padding)
@@ -128,7 +128,7 @@ class _Windows(NamedTuple):
         return tuple(i for i, axis in enumerate(zip(*self[:4], strict=True)) if axis != trivial)
 
 
-def _reduce(where, x, init, window, strides=None, padding="VALID", base_dilation=None, window_dilation=None):
+def _reduce(where, x, init, window, strides=None, padding: Padding = "VALID", base_dilation=None, window_dilation=None):
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(
@@ -136,10 +136,14 @@ def _reduce(where, x, init, window, strides=None, padding="VALID", base_dilation
             "  expected  a real dtype\n  Pool abs(x), or the real and imaginary parts one by one."
         )
     init = _scalar(where, init, x.dtype)
-    window = _integers(where, "window_dimensions", window, x.ndim, 1)
-    strides = _integers(where, "window_strides", strides, x.ndim, 1)
-    base_dilation = _integers(where, "base_dilation", base_dilation, x.ndim, 1)
-    window_dilation = _integers(where, "window_dilation", window_dilation, x.ndim, 1)
+
+    def integers(name, values):
+        return _integers(where, name, (1,) * x.ndim if values is None else values, x.ndim)
+
+    window = _integers(where, "window_dimensions", window, x.ndim)
+    strides = integers("window_strides", strides)
+    base_dilation = integers("base_dilation", base_dilation)
+    window_dilation = integers("window_dilation", window_dilation)
     if isinstance(padding, str):
         if padding.upper() not in ("VALID", "SAME", "SAME_LOWER"):
             raise ValueError(
@@ -210,13 +214,12 @@ def _selected(windows, x, init):
         counts = [(n - e - 1) // s + 1 for n, e, s in zip(value.shape, last, strides, strict=True)]
         if any(n <= 0 for n in counts):
             return jnp.full([max(n, 0) for n in counts], -1)
-        best = None
+        entries = []
         for offset in np.ndindex(*window):
             start = [o * d for o, d in zip(offset, window_dilation, strict=True)]
             stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, counts, strides, strict=True)]
-            entry = lax.slice(value, start, stop, strides), lax.slice(position, start, stop, strides)
-            best = entry if best is None else _better(best, entry)
-        value, position = best
+            entries.append((lax.slice(value, start, stop, strides), lax.slice(position, start, stop, strides)))
+        value, position = reduce(_better, entries)
     init_wins = (init > value) | ((init != init) & (value == value))
     return jnp.where(init_wins, -1, position)
 
@@ -255,17 +258,15 @@ def _scalar(where, init, dtype):
     return value.astype(dtype)
 
 
-def _integers(where, name, values, length, lowest):
-    if values is None and length is not None:
-        return (1,) * length
+def _integers(where, name, values, length=None):
     try:
         values = tuple(v.__index__() for v in values)
     except (TypeError, AttributeError):
         raise TypeError(f"{where}: {name} must be a sequence of integers.\n  got       {values!r}") from None
-    if (length is not None and len(values) != length) or any(v < lowest for v in values):
+    if (length is not None and len(values) != length) or any(v < 1 for v in values):
         count = "" if length is None else f"{length} "
         raise ValueError(
-            f"{where}: {name} does not fit.\n  got       {values}\n  expected  {count}integers >= {lowest}, one for "
+            f"{where}: {name} does not fit.\n  got       {values}\n  expected  {count}integers >= 1, one for "
             f"{'each spatial axis' if where == 'max_pool' else 'every axis of x'}"
         )
     return values

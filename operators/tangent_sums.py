@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 
 from .base import Vector, conjugate
 from .linearization import explained
-from .structure import is_complex, real_dtype, size_of
+from .structure import Structure, is_complex, real_dtype, size_of
 
 if TYPE_CHECKING:
     from .jacobian import Jacobian
@@ -46,7 +46,7 @@ def push_forward(jacobian: Jacobian, vector: Vector) -> Vector:
 
     def body(chunk, weights):
         _, out = jax.jvp(lambda p: jacobian.network(p, chunk), (jacobian.params,), (vector,))
-        return _weigh(_root(weights), _subtract(out, mean))
+        return _weigh(safe_root(weights), _subtract(out, mean))
 
     return jacobian.chunks.join(_map_chunks(body, jacobian.chunks.samples, jacobian.chunks.weights))
 
@@ -58,10 +58,10 @@ def pull_back(jacobian: Jacobian, cotangent: Vector) -> Vector:
     cut = chunks.cut(cotangent)
     total = None
     if jacobian.center:
-        total = jax.tree.map(lambda y: y.sum((0, 1)), _weigh_all(_root(chunks.weights), cut))
+        total = jax.tree.map(lambda y: y.sum((0, 1)), _weigh_all(safe_root(chunks.weights), cut))
 
     def body(chunk, weights, y):
-        y = _weigh(_root(weights), y)
+        y = _weigh(safe_root(weights), y)
         if total is not None:
             y = jax.tree.map(lambda y, s: y - _column(weights, y) * s, y, total)
         (out,) = jax.vjp(lambda p: jacobian.network(p, chunk), jacobian.params)[1](y)
@@ -101,9 +101,9 @@ def mean_rows(jacobian: Jacobian) -> PyTree[Array] | None:
 
     One for each real number of output per sample, along a leading axis; None where these are too many to keep.
     """
-    units = _unit_outputs(jacobian)
-    if units is None:
+    if sum(size_of(s) * (2 if is_complex(s) else 1) for s in jax.tree.leaves(_output_of_one(jacobian))) > MAX_MEAN_ROWS:
         return None
+    units = output_units(jacobian)
 
     def body(chunk, weights):
         _, pull = jax.vjp(lambda p: jacobian.network(p, chunk), jacobian.params)
@@ -118,86 +118,22 @@ def mean_rows(jacobian: Jacobian) -> PyTree[Array] | None:
     return conjugate(_sum_chunks(body, like, jacobian.chunks.samples, jacobian.chunks.weights))
 
 
-@eqx.filter_jit
-@_explains
-def gram_diagonal(jacobian: Jacobian, imaginary: bool) -> PyTree[Array]:
-    r"""Diagonal of ``J^H J``: for each entry :math:`\sum_{i,r} w_i\, (\mathrm{Re}\, (g_{ir} - \bar g_r))^2`.
-
-    ``g_ir`` is the gradient of real component r of the output on sample i. With ``imaginary`` the imaginary parts are
-    squared instead: the diagonal for the imaginary parts of complex parameters.
-    """
-    part = jnp.imag if imaginary else jnp.real
-    chunks, params = jacobian.chunks, jacobian.params
-    size = chunks.weights.shape[1]
-    at_once = max(1, min(size, _DIAGONAL_ENTRIES // max(1, size_of(params))))
-    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, real_dtype(p.dtype)), params)
-
-    def of_component(_, unit):
-        def gradient(sample):
-            one = jax.tree.map(lambda x: x[None], sample)
-            pull = jax.vjp(lambda p: jacobian.network_of_one(p, one), params)[1]
-            return jax.tree.map(part, conjugate(pull(conjugate(jax.tree.map(lambda u: u[None], unit)))[0]))
-
-        def mean_body(chunk, weights):
-            _, pull = jax.vjp(lambda p: jacobian.network(p, chunk), params)
-            spread = jax.tree.map(lambda u: jnp.broadcast_to(u, (size, *u.shape)), unit)
-            return jax.tree.map(part, conjugate(pull(_weigh(weights, conjugate(spread)))[0]))
-
-        mean = _sum_chunks(mean_body, zero, chunks.samples, chunks.weights) if jacobian.center else zero
-
-        def body(chunk, weights):
-            def one(pair):
-                sample, weight = pair
-                return jax.tree.map(lambda g, m: weight.astype(g.dtype) * (g - m) ** 2, gradient(sample), mean)
-
-            def group(pairs):
-                return jax.tree.map(lambda x: x.sum(0), jax.vmap(one)(pairs))
-
-            return _sum_groups(group, (chunk, weights), at_once)
-
-        return None, _sum_chunks(body, zero, chunks.samples, chunks.weights)
-
-    units = _unit_outputs(jacobian, limit=None)
-    _, each = jax.lax.scan(of_component, None, units)
-    return jax.tree.map(lambda x: x.sum(0), each)
-
-
-# Entries of per-sample gradients held at a time by `gram_diagonal`.
-_DIAGONAL_ENTRIES = 1 << 23
-
-
-def _sum_groups(group, pairs, at_once):
-    """Sum of ``group`` over groups of ``at_once`` rows, and over the rest that they leave."""
-    n = jax.tree.leaves(pairs)[0].shape[0]
-    full = n // at_once
-    head = jax.tree.map(lambda x: x[: full * at_once].reshape(full, at_once, *x.shape[1:]), pairs)
-    total = jax.tree.map(lambda x: x.sum(0), jax.lax.map(group, head)) if full > 1 else None
-    if full == 1:
-        total = group(jax.tree.map(lambda x: x[0], head))
-    if n % at_once:
-        tail = group(jax.tree.map(lambda x: x[full * at_once :], pairs))
-        total = tail if total is None else jax.tree.map(jnp.add, total, tail)
-    return total
-
-
-def _unit_outputs(jacobian: Jacobian, limit: int | None = MAX_MEAN_ROWS) -> PyTree[Array] | None:
-    """Unit vectors of the output of one sample, seen as real numbers, along a leading axis."""
-    structure = jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), jacobian.network_of_one.out_structure
-    )
-    leaves, tree = jax.tree.flatten(structure)
-    total = sum(size_of(s) * (2 if is_complex(s) else 1) for s in leaves)
-    if limit is not None and total > limit:
-        return None
+def output_units(jacobian: Jacobian, *, parts: bool = True) -> PyTree[Array]:
+    """Unit vectors of the output of one sample along a leading axis, those of imaginary parts too if ``parts``."""
+    leaves, tree = jax.tree.flatten(_output_of_one(jacobian))
+    counts = [size_of(s) * (2 if parts and is_complex(s) else 1) for s in leaves]
     out, start = [], 0
-    for s in leaves:
+    for s, count in zip(leaves, counts, strict=True):
         units = jnp.eye(size_of(s), dtype=s.dtype).reshape(-1, *s.shape)
-        if is_complex(s):
+        if count > size_of(s):
             units = jnp.concatenate([units, 1j * units]).astype(s.dtype)
-        stop = start + units.shape[0]
-        out.append(jnp.zeros((total, *s.shape), s.dtype).at[start:stop].set(units))
-        start = stop
+        out.append(jnp.zeros((sum(counts), *s.shape), s.dtype).at[start : start + count].set(units))
+        start += count
     return jax.tree.unflatten(tree, out)
+
+
+def _output_of_one(jacobian: Jacobian) -> Structure:
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), jacobian.network_of_one.out_structure)
 
 
 def _mean_of_product(jacobian: Jacobian, vector: Vector) -> PyTree[Array] | None:
@@ -215,13 +151,13 @@ def _mean_of_product(jacobian: Jacobian, vector: Vector) -> PyTree[Array] | None
     pairs = zip(jax.tree.leaves(jacobian.mean_rows), jax.tree.leaves(vector), strict=True)
     first, *rest = (jax.vmap(_real_inner, (0, None))(rows, x) for rows, x in pairs)
     components = sum(rest, first)
-    units = _unit_outputs(jacobian)
+    units = output_units(jacobian)
     return jax.tree.map(lambda u: jnp.tensordot(components.astype(real_dtype(u.dtype)), u, axes=1), units)
 
 
 def _adjoint_of_mean(jacobian: Jacobian, output: PyTree[Array]) -> Vector:
     """The adjoint of `_mean_of_product` where the mean rows are kept, of one output's worth."""
-    units = jax.tree.leaves(_unit_outputs(jacobian))
+    units = jax.tree.leaves(output_units(jacobian))
     pairs = zip(units, jax.tree.leaves(output), strict=True)
     first, *rest = (jax.vmap(_real_inner, (0, None))(unit, y) for unit, y in pairs)
     components = sum(rest, first)
@@ -260,7 +196,8 @@ def _sum_chunks(body, like: Any, *stacks: Any) -> Any:
     return jax.tree.map(lambda t, x: t.astype(x.dtype), total, like)
 
 
-def _root(weights: Array) -> Array:
+def safe_root(weights: Array) -> Array:
+    """The square root of weights, with derivative zero at zero."""
     # The derivative of the root at zero is infinite; there the row is zero whatever the derivative.
     return jnp.where(weights > 0, jnp.sqrt(jnp.where(weights > 0, weights, 1)), 0)
 

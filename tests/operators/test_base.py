@@ -6,36 +6,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from krylov.operators import MatrixOperator, split_real
+from krylov.operators import FunctionOperator, IdentityOperator, LinearOperator, MatrixOperator, split_real
 from tests.operators import zoo
-from tests.operators.zoo import flat, is_complex, unflat, vector
+from tests.operators.zoo import flat, is_complex, vector
 
-SINGLE, DOUBLE = [np.float32, np.complex64], [np.float64, np.complex128]
-x64_only = pytest.mark.x64_only
-
-
-def _cases():
-    for build in zoo.UNIFORM:
-        for dtype in SINGLE + DOUBLE:
-            if build is zoo.real_on_complex and np.issubdtype(dtype, np.complexfloating):
-                continue
-            yield pytest.param(build, dtype, marks=[x64_only] if dtype in DOUBLE else [])
-    for build in zoo.MIXED:
-        for dtype in (np.complex64, np.complex128):
-            yield pytest.param(build, dtype, marks=[x64_only] if dtype in DOUBLE else [])
+x64_only, slow = pytest.mark.x64_only, pytest.mark.slow
 
 
-every_case = pytest.mark.parametrize("build, dtype", list(_cases()), ids=lambda p: getattr(p, "__name__", None))
-# What is the same code in every precision is compiled in one.
-every_kind = pytest.mark.parametrize(
-    "build, dtype",
-    [
-        pytest.param(p.values[0], p.values[1], marks=[x64_only])
-        for p in _cases()
-        if p.values[1] in DOUBLE and (p.values[1] is np.complex128 or p.values[0] is zoo.real_on_complex)
-    ],
-    ids=lambda p: getattr(p, "__name__", None),
-)
+def cases(uniform, mixed, quick=None):
+    """Kinds of operators with a dtype. Single precision has its run with x64 off; kinds not in ``quick`` are slow."""
+    for build, dtypes in [*((b, uniform) for b in zoo.UNIFORM), *((b, mixed) for b in zoo.MIXED)]:
+        for dtype in dtypes:
+            marks = [] if quick is None or build in quick else [slow]
+            if np.finfo(dtype).eps < 1e-10:
+                marks.append(x64_only)
+            elif jax.config.jax_enable_x64:
+                marks.append(slow)
+            if not (build is zoo.real_on_complex and np.issubdtype(dtype, np.complexfloating)):
+                yield pytest.param(build, dtype, marks=marks)
+
+
+def over(found):
+    return pytest.mark.parametrize("build, dtype", list(found), ids=lambda p: getattr(p, "__name__", None))
+
 
 # What is compiled once and run once is not worth optimising.
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -64,15 +57,13 @@ def assert_close(got, expected, structure, dtype):
 
 def plain_matrix(case):
     """The matrix that `as_matrix` promises."""
-    ins, outs = case.op.in_structure(), case.op.out_structure()
     if case.op.field == "complex":
         rows, columns = case.op.shape
         return case.matrix[:rows, :columns] + 1j * case.matrix[rows:, :columns]
-    del ins, outs
     return case.matrix
 
 
-@every_case
+@over(cases([np.float32, np.complex64, np.float64], [np.complex64]))
 def test_products_and_claims(build, dtype, rng):
     case = build(rng, dtype)
     op, dense = case.op, case.matrix
@@ -92,7 +83,7 @@ def test_products_and_claims(build, dtype, rng):
     assert (op.in_size(), op.out_size()) == (columns, rows)
 
 
-@every_kind
+@over(cases([np.complex128], [np.complex128]))
 def test_every_form_under_jit(build, dtype, rng):
     case = build(rng, dtype)
     op, dense = case.op, case.matrix
@@ -149,7 +140,24 @@ def test_every_form_under_jit(build, dtype, rng):
         assert jax.tree.structure(found["diagonal"]) == jax.tree.structure(structure)
 
 
-@every_kind
+@over(
+    cases(
+        [np.complex128],
+        [np.complex128],
+        quick=(
+            zoo.matrix,
+            zoo.bcoo_matrix,
+            zoo.function,
+            zoo.function_with_adjoint,
+            zoo.sum_of_three,
+            zoo.composed,
+            zoo.low_rank_plus_tree,
+            zoo.mixed_function_with_adjoint,
+            zoo.mixed_low_rank,
+            zoo.mixed_product,
+        ),
+    )
+)
 def test_vmap_and_derivatives_in_what_it_holds(build, dtype, rng):
     op = build(rng, dtype).op
     held, rest = eqx.partition(op, eqx.is_inexact_array)
@@ -188,3 +196,119 @@ def test_vmap_and_derivatives_in_what_it_holds(build, dtype, rng):
     numerical = (loss(along(h)) - loss(along(-h))) / (2 * h)
     np.testing.assert_allclose(slope, numerical, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(gradient, numerical, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("structure", [{}, (), {"a": np.zeros((0, 3), np.float32)}])
+def test_an_operator_on_nothing(structure):
+    op = FunctionOperator(lambda x: x, structure)
+    assert op.shape == (0, 0)
+    assert op.as_matrix().shape == (0, 0)
+    x = jax.tree.map(jnp.asarray, structure)
+    for found in (op @ x, op.H @ x, op.diagonal(), (2.0 * op + op) @ x):
+        assert jax.tree.structure(found) == jax.tree.structure(structure)
+
+
+def test_scalar_and_size_one_leaves():
+    op = FunctionOperator(lambda x: {"a": 2 * x["a"], "b": 3 * x["b"]}, {"a": 1.0, "b": np.ones((1, 1))})
+    assert op.shape == (2, 2)
+    assert jax.tree.map(np.shape, op @ {"a": 1.0, "b": np.ones((1, 1))}) == {"a": (), "b": (1, 1)}
+    np.testing.assert_allclose(op.as_matrix(), np.diag([2, 3]))
+
+
+def test_vectors_may_be_numpy_arrays_and_python_numbers():
+    dtype = np.dtype(jnp.result_type(float))
+    op = FunctionOperator(lambda x: 2 * x, 1.0)
+    assert (op @ 3.0).dtype == dtype
+    assert (op @ np.asarray(3.0)).dtype == dtype  # float64 is taken for float32 with x64 off, as everywhere in JAX
+    matrix = MatrixOperator(np.eye(2))
+    for x in (np.ones(2), jnp.ones(2)):
+        assert isinstance(matrix @ x, jax.Array)
+        assert isinstance(matrix.rmv(x), jax.Array)
+
+
+@pytest.mark.parametrize(
+    "vector, cure",
+    [
+        (np.ones((2, 1), np.float32), "Give vector the expected shapes."),
+        ({"a": np.ones(2, np.float32)}, "Give vector the pytree structure"),
+        (np.ones(2, np.complex64), "The imaginary part of vector would be lost"),
+        (np.ones(2, np.float16), "Cast vector with"),
+        (np.ones(2, np.int32), "Cast vector with"),
+        (None, "Give vector the pytree structure"),
+    ],
+)
+@pytest.mark.parametrize("method", ["mv", "rmv"])
+def test_a_vector_that_does_not_match_is_named_with_what_to_do(vector, cure, method):
+    op = MatrixOperator(np.eye(2, dtype=np.float32))
+    with pytest.raises(ValueError, match="does not match what is expected") as info:
+        getattr(op, method)(vector)
+    message = str(info.value)
+    assert message.startswith(f"MatrixOperator.{method}: vector")
+    assert "expected  float32[2]" in message
+    assert cure in message
+
+
+def test_a_vector_that_is_no_array_is_refused():
+    with pytest.raises(ValueError, match="vector is not a pytree of arrays"):
+        MatrixOperator(np.eye(2)).mv("text")
+
+
+def test_mismatch_is_raised_at_trace_time():
+    op = MatrixOperator(np.eye(2, dtype=np.float32))
+    with pytest.raises(ValueError, match="expected  float32"):
+        jax.eval_shape(op.mv, jax.ShapeDtypeStruct((3,), np.float32))
+
+
+def test_the_diagonal_of_what_is_not_square_is_refused():
+    with pytest.raises(ValueError, match=r"not square but \(2, 3\)"):
+        MatrixOperator(np.ones((2, 3))).diagonal()
+
+
+def test_columns_beyond_one_batch():
+    # Dense matrices are made some columns at a time, and the last batch is not full.
+    n = 130
+    a = np.random.default_rng(0).normal(size=(n, n))
+    op = FunctionOperator(lambda x: a @ x, np.zeros(n))
+    tolerance = 1e-5 if op.in_structure().dtype == np.float32 else 1e-12
+    np.testing.assert_allclose(op.as_matrix(), a, atol=tolerance)
+    np.testing.assert_allclose(op.diagonal(), np.diagonal(a), atol=tolerance)
+
+
+def test_a_subclass_needs_only_its_product():
+    class Reverse(LinearOperator):
+        def _product(self, vector):
+            return 1j * vector[::-1]
+
+        def in_structure(self):
+            return jax.ShapeDtypeStruct((3,), np.complex64)
+
+        def out_structure(self):
+            return self.in_structure()
+
+        @property
+        def field(self):
+            return "complex"
+
+    op, x = Reverse(), np.array([1, 2j, 3], np.complex64)
+    np.testing.assert_allclose(op @ x, 1j * x[::-1])
+    np.testing.assert_allclose(op.H @ x, -1j * x[::-1])
+    np.testing.assert_allclose(op.T @ x, 1j * x[::-1])
+    np.testing.assert_allclose(op.as_matrix(), 1j * np.eye(3)[::-1])
+    assert not op.is_hermitian and not op.is_positive
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
+def test_half_precision(dtype, rng):
+    a = rng.normal(size=(4, 4)).astype(dtype)
+    op, x = MatrixOperator(a), rng.normal(size=4).astype(dtype)
+    shifted_twice = 2.0 * op + IdentityOperator(x) * 0.5
+    dense = a.astype(np.float64)
+    tolerance = 10 * float(jnp.finfo(dtype).eps)
+    for found, expected in [
+        (op @ x, dense @ x.astype(np.float64)),
+        (op.H @ x, dense.T @ x.astype(np.float64)),
+        (shifted_twice @ x, (2 * dense + 0.5 * np.eye(4)) @ x.astype(np.float64)),
+    ]:
+        assert found.dtype == dtype
+        np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=tolerance * np.abs(dense).sum())
+    assert op.as_matrix().dtype == dtype

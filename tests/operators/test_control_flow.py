@@ -94,6 +94,14 @@ def test_recurrence_without_residuals_or_without_inputs():
     assert_close(transposed(y)[0], 8 * y)
 
 
+def test_residuals_may_be_keys():
+    keys, v, y = jax.random.split(jax.random.key(0), 3), array(1, 4), array(2, 2)
+    A = [jax.random.normal(key, (2, 4), v.dtype) for key in keys]
+    f = lambda v: linear_sum(lambda key, v: jax.random.normal(key, (2, 4), v.dtype) @ v, keys, v)
+    assert_close(f(v), sum(A) @ v)
+    assert_close(jax.linear_transpose(f, v)(y)[0], sum(A).T @ y)
+
+
 def test_zero_steps_return_the_initial_carry():
     carry, path = linear_scan(lambda r, c, x: (r * c + x, c), jnp.zeros(0), jnp.ones(()), jnp.zeros(0))
     assert carry == 1
@@ -269,11 +277,23 @@ def test_inside_shard_map(name, transformation):
     assert_same(transformation, on_a_mesh(f), plain, rows, v)
 
 
-def test_a_sharded_sum_transposes_with_one_reduction_and_none_inside_the_loop():
+@pytest.mark.parametrize("sharded", ["the chunks", "what the step closes over"])
+def test_a_sharded_sum_transposes_with_one_reduction_and_none_inside_the_loop(sharded):
     rows, v = array(1, 2 * jax.device_count(), 3, 4), array(2, 4)
-    f = on_a_mesh(lambda r, v: linear_sum(lambda r, v: jnp.sin(r).T @ (r @ v), r, v))
+
+    def term(r, v):
+        return jnp.sin(r).T @ (r @ v)
+
+    def closing_over(scale, v):
+        return linear_sum(lambda r, v: scale[0] * term(r, v), rows, v)
+
+    f = on_a_mesh((lambda r, v: linear_sum(term, r, v)) if sharded == "the chunks" else closing_over)
+    first = rows if sharded == "the chunks" else array(3, jax.device_count())
     transposed = quick_jit(lambda r, y: jax.linear_transpose(lambda v: f(r, v), v)(y)[0])
-    text = transposed.lower(rows, v).compile().as_text()
+    total = sum(jnp.sin(r).T @ r for r in rows)
+    scale = 1 if sharded == "the chunks" else first.sum()
+    assert_close(transposed(first, v), scale * total.T @ v, factor=10)
+    text = transposed.lower(first, v).compile().as_text()
     if jax.device_count() > 1:
         assert text.count(" all-reduce(") == 1
     assert " all-gather(" not in text

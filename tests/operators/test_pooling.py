@@ -284,7 +284,9 @@ def test_max_pool_takes_any_number_of_batch_and_spatial_axes():
     x = array(1, 2, 3, 4, 6, 5)
     by_lax = lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, 2, 2, 1), (1, 1, 2, 3, 1), "SAME")
     assert_close(max_pool(x, (2, 2), (2, 3), "SAME"), by_lax)
-    assert_close(max_pool(x, [2, 2], (2, 3), ((0, 0), (0, 1)))[0, 0], max_pool(x[0, 0], (2, 2), (2, 3), "SAME"))
+    assert_close(
+        max_pool(x, np.array([2, 2]), (2, 3), ((0, 0), (0, 1)))[0, 0], max_pool(x[0, 0], (2, 2), (2, 3), "SAME")
+    )
     assert max_pool(x, (3, 4, 6)).shape == (2, 1, 1, 1, 5)
     assert max_pool(x[0, 0, 0, 0], ()).shape == (5,)
     assert max_pool(x[0, 0, 0], (2,)).shape == (5, 5)
@@ -359,6 +361,7 @@ BAD = {
     "window length": (lambda x: reduce_window_max(x, 0, (2,)), ValueError, r"window_dimensions does not fit[\s\S]*2 "),
     "window zero": (lambda x: reduce_window_max(x, 0, (2, 0)), ValueError, r"got       \(2, 0\)"),
     "window float": (lambda x: reduce_window_max(x, 0, (2, 1.5)), TypeError, "must be a sequence of integers"),
+    "window none": (lambda x: reduce_window_max(x, 0, None), TypeError, "must be a sequence of integers"),
     "window number": (lambda x: max_pool(x, 2), TypeError, "window_shape must be a sequence of integers"),
     "strides": (lambda x: max_pool(x, (2,), (1, 1)), ValueError, r"strides does not fit[\s\S]*each spatial axis"),
     "axes": (lambda x: max_pool(x, (2, 2)), ValueError, r"too few axes[\s\S]*x\[\.\.\., None\]"),
