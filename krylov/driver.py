@@ -107,7 +107,9 @@ def iterate(
         claims = estimate <= jnp.maximum(_AIM * target, 0.01 * space.eps * loop.residual)
         iterations = loop.rounds // method.products
         out_of_iterations = iterations >= controls.maxiter
-        stops = claims | out_of_iterations | (condition != RUNNING) | ~jnp.isfinite(estimate)
+        diverges = ~(estimate <= loop.residual / space.eps)  # True for NaN
+        condition = jnp.where(diverges & (condition == RUNNING), ZERO_PIVOT, condition)
+        stops = claims | out_of_iterations | (condition != RUNNING)
         verify = loop.unverified | stops
 
         candidate = select(loop.unverified, loop.x, add(loop.x, method.increment(space, state, verify)))
@@ -173,27 +175,21 @@ def _judge(loop, found, target, condition, claims, out_of_iterations, method, sp
     progress = loop.unverified | (found <= wanted * loop.residual)
     failures = jnp.where(progress, 0, loop.failures + 1)
     broken = (condition == ZERO_PIVOT) & ~claims
-    stuck = (failures >= 2) | (loop.verified & worse & ~(condition == CYCLE_CLOSED))
+    # From where x stays the recurrence would only take the same way again.
+    interrupted = out_of_iterations & ~claims & (condition == RUNNING)
+    stuck = ((failures >= 2) | ~accepted) & ~interrupted
     indefinite = (condition == NEGATIVE_CURVATURE) & ~loop.unverified
-    status = jnp.where(
-        converged,
-        Status.CONVERGED,
-        jnp.where(
-            ~finite,
-            Status.NONFINITE,
-            jnp.where(
-                indefinite,
-                Status.INDEFINITE,
-                jnp.where(
-                    stuck,
-                    jnp.where(broken, Status.BREAKDOWN, Status.STAGNATED),
-                    Status.MAX_ITERATIONS,
-                ),
-            ),
-        ),
-    ).astype(jnp.int32)
+    reasons = [
+        (converged, Status.CONVERGED),
+        (~finite, Status.NONFINITE),
+        (indefinite, Status.INDEFINITE),
+        (stuck & broken, Status.BREAKDOWN),
+        (stuck, Status.STAGNATED),
+    ]
+    conditions, statuses = zip(*reasons, strict=True)
+    status = jnp.select(conditions, [jnp.asarray(s, jnp.int32) for s in statuses], Status.MAX_ITERATIONS)
     done = converged | ~finite | indefinite | stuck | out_of_iterations
-    return _Ending(accepted, failures.astype(jnp.int32), status, done)
+    return _Ending(accepted, failures.astype(jnp.int32), status.astype(jnp.int32), done)
 
 
 def as_returned(unit: RealScalar, x: Vector) -> Vector:

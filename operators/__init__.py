@@ -5,11 +5,14 @@ from .algebra import shifted
 from .base import LinearOperator
 from .blocks import BlockDiagonalOperator, IdentityOperator, LowRankPlusDiagonal
 from .checks import OperatorError, OperatorReport, check_operator
+from .control_flow import linear_cond, linear_scan, linear_stack, linear_sum
 from .convert import as_operator
 from .function import FunctionOperator
 from .jacobian import Jacobian
 from .linear_call import linear_call
+from .linearization import LinearizationError
 from .matrix import DiagonalOperator, MatrixOperator
+from .pooling import max_pool, reduce_window_max
 from .structure import join_real, split_real
 from .views import complexify, conjugate_operator
 
@@ -20,6 +23,7 @@ __all__ = [
     "IdentityOperator",
     "Jacobian",
     "LinearOperator",
+    "LinearizationError",
     "LowRankPlusDiagonal",
     "MatrixOperator",
     "OperatorError",
@@ -30,6 +34,12 @@ __all__ = [
     "conjugate_operator",
     "join_real",
     "linear_call",
+    "linear_cond",
+    "linear_scan",
+    "linear_stack",
+    "linear_sum",
+    "max_pool",
+    "reduce_window_max",
     "shifted",
     "split_real",
 ]

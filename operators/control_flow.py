@@ -1,8 +1,8 @@
 r"""Loops and branches of linear maps, with transposes that are again such loops and branches.
 
-JAX transposes a ``lax.scan`` by differentiating it, which can keep every step in memory, and cannot transpose a
-``lax.cond`` that was linearized first and vmapped over predicates then. Here the transpose is explicit: of a scan the
-scan of the transposed steps in reverse, of a cond the cond of the transposed branches.
+JAX transposes a ``lax.scan`` by differentiating it, which can keep every step in memory, and by itself cannot
+transpose a ``lax.cond`` that was linearized first and vmapped over predicates then. Here the transpose is explicit: of
+a scan the scan of the transposed steps in reverse, of a cond the cond of the transposed branches.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, PyTree, Shaped
 
 from .closure import close
-from .linear_call import abstract, closed_linear_call
-from .structure import describe, same_structure, structure_of
+from .linear_call import closed_linear_call
+from .structure import abstract, describe, same_structure, structure_of
 
 
 def linear_scan(
@@ -38,7 +38,7 @@ def linear_scan(
     `linear_stack`, whose derivatives keep nothing.
 
     Args:
-        f: the step. Under ``jit`` it is traced once.
+        f: the step.
         residuals: pytree of arrays of any dtype with a leading axis of one entry a step; None for none.
         init: the first carry, a pytree of real or complex arrays; None for none.
         xs: pytree of real or complex arrays with the same leading axis; None for none.
@@ -74,7 +74,8 @@ def linear_sum(f: Callable[[Any, Any], Any], residuals: PyTree[Array], linear: P
     r"""The sum :math:`\sum_k A_k v` over chunks, where ``f(residuals[k], v)`` computes :math:`A_k v`.
 
     One chunk is in memory at a time, also in the transpose :math:`\sum_k A_k^T w` and in derivatives with respect to
-    ``residuals``, ``linear`` and whatever ``f`` closes over, to any order.
+    ``residuals``, ``linear`` and whatever ``f`` closes over, and in forward derivatives of these. Reverse over reverse
+    keeps one vector a chunk.
 
     Args:
         f: linear in its second argument.

@@ -21,7 +21,7 @@ from .linear_call import closed_linear_call
 from .linearization import explained
 from .samples_apart import check_samples_apart
 from .structure import Structure, all_complex, check_vector, describe, is_complex, real_dtype, structure_of
-from .tangent_sums import mean_rows, pull_back, push_forward
+from .tangent_sums import mean_rows, pull_back, push_forward, safe_root
 
 
 class Jacobian(LinearOperator):
@@ -201,7 +201,7 @@ def _sample_vector(chunks: Chunks, values: Vector, center: bool) -> Vector:
         w = weights.astype(real_dtype(e.dtype)).reshape(-1, *(1 for _ in e.shape[1:]))
         if center:
             e = e - (w * e).sum(0)
-        return jnp.sqrt(w) * e
+        return safe_root(w) * e
 
     return jax.tree.map(leaf, values)
 

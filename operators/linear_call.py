@@ -14,8 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from .structure import abstract as _abstract
-from .structure import describe, is_traced, same_structure
+from .structure import abstract, describe, is_traced, same_structure
 
 
 def linear_call(
@@ -121,15 +120,6 @@ def closed_linear_call(
         num_residuals=len(residual_leaves),
     )
     return jax.tree.unflatten(out_tree, out)
-
-
-def abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """`structure.abstract` that also knows the manual axes a value varies over by their name since jax 0.10.2."""
-    aval = x if hasattr(x, "dtype") and not hasattr(x, "__array__") else jax.typeof(x)
-    axes = getattr(aval, "manual_axis_type", None)
-    if axes is None or not axes.varying:
-        return _abstract(x)
-    return _abstract(x).update(sharding=aval.sharding, manual_axis_type=axes)
 
 
 def _trace(fun, residuals, linear):

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
-from .linear_call import abstract
-from .structure import describe
+from .structure import abstract, describe
 
 
 class LinearizationError(TypeError):

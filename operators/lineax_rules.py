@@ -17,7 +17,7 @@ def _linearise(operator):
     if operator._needs_splitting:
         raise ValueError(
             f"{type(operator).__name__}: this operator is only R-linear but has complex leaves; lineax's solvers "
-            "assume C-linear operators.\n  Solve with op.as_real() and split vectors (krylov.operators.split_real), or with "
+            "assume C-linear operators.\n  Solve with op.as_real() and krylov.operators.split_real, or with "
             "krylov.solve."
         )
     return operator

@@ -16,11 +16,15 @@ def abstract(x: Any) -> jax.ShapeDtypeStruct:
     aval = x if hasattr(x, "shape") and hasattr(x, "dtype") and not hasattr(x, "__array__") else jax.typeof(x)
     options = {}
     sharding = getattr(aval, "sharding", None)
-    if sharding is not None and not sharding.mesh.empty and sharding.mesh.are_all_axes_explicit:
+    explicit = sharding is not None and not sharding.mesh.empty and sharding.mesh.are_all_axes_explicit
+    # The mesh axes that a value varies over inside shard_map; JAX changed the attribute's name.
+    axes = getattr(aval, "manual_axis_type", None)
+    if axes is not None and axes.varying:
+        options["manual_axis_type"] = axes
+    elif getattr(aval, "vma", None):
+        options["vma"] = aval.vma
+    if explicit or options:
         options["sharding"] = sharding
-    vma = getattr(aval, "vma", None)
-    if vma:
-        options["vma"] = vma
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, **options)
 
 

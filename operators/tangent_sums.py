@@ -42,26 +42,34 @@ def _explains(fun: Callable[..., Any]) -> Callable[..., Any]:
 @_explains
 def push_forward(jacobian: Jacobian, vector: Vector) -> Vector:
     """``J v``: one row for each sample."""
-    mean = _mean_of_product(jacobian, vector)
-
-    def body(chunk, weights):
-        _, out = jax.jvp(lambda p: jacobian.network(p, chunk), (jacobian.params,), (vector,))
-        return _weigh(safe_root(weights), _subtract(out, mean))
-
-    return jacobian.chunks.join(_map_chunks(body, jacobian.chunks.samples, jacobian.chunks.weights))
+    return jacobian.chunks.join(_products(jacobian, vector, safe_root))
 
 
 @_explains
 def pull_back(jacobian: Jacobian, cotangent: Vector) -> Vector:
     """``J^T y``, the transpose of `push_forward`."""
-    chunks = jacobian.chunks
-    cut = chunks.cut(cotangent)
-    total = None
+    return _pull(jacobian, jacobian.chunks.cut(cotangent), safe_root)
+
+
+def _products(jacobian: Jacobian, vector: Vector, factor: Callable[[Array], Array]) -> Vector:
+    """``O v``, centred, times a factor made of the weights, by chunks."""
+    mean = _mean_of_product(jacobian, vector)
+
+    def body(chunk, weights):
+        _, out = jax.jvp(lambda p: jacobian.network(p, chunk), (jacobian.params,), (vector,))
+        return _weigh(factor(weights), _subtract(out, mean))
+
+    return _map_chunks(body, jacobian.chunks.samples, jacobian.chunks.weights)
+
+
+def _pull(jacobian: Jacobian, cut: Vector, factor: Callable[[Array], Array]) -> Vector:
+    """The transpose of `_products`."""
+    chunks, total = jacobian.chunks, None
     if jacobian.center:
-        total = jax.tree.map(lambda y: y.sum((0, 1)), _weigh_all(safe_root(chunks.weights), cut))
+        total = jax.tree.map(lambda y: y.sum((0, 1)), jax.vmap(_weigh)(factor(chunks.weights), cut))
 
     def body(chunk, weights, y):
-        y = _weigh(safe_root(weights), y)
+        y = _weigh(factor(weights), y)
         if total is not None:
             y = jax.tree.map(lambda y, s: y - _column(weights, y) * s, y, total)
         (out,) = jax.vjp(lambda p: jacobian.network(p, chunk), jacobian.params)[1](y)
@@ -79,7 +87,9 @@ def gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
     point that sum is not zero, and a large mean would multiply it: it is summed up too, and its part taken away.
     """
     if jacobian.center and jacobian.mean_rows is None:
-        return conjugate(pull_back(jacobian, conjugate(push_forward(jacobian, vector))))
+        # Weights rather than their roots twice: these have no derivative at zero.
+        products = _products(jacobian, vector, jnp.ones_like)
+        return conjugate(_pull(jacobian, conjugate(products), lambda weights: weights))
     mean = _mean_of_product(jacobian, vector)
 
     def body(chunk, weights):
@@ -152,7 +162,9 @@ def _mean_of_product(jacobian: Jacobian, vector: Vector) -> PyTree[Array] | None
     first, *rest = (jax.vmap(_real_inner, (0, None))(rows, x) for rows, x in pairs)
     components = sum(rest, first)
     units = output_units(jacobian)
-    return jax.tree.map(lambda u: jnp.tensordot(components.astype(real_dtype(u.dtype)), u, axes=1), units)
+    return jax.tree.map(
+        lambda u: jnp.tensordot(components.astype(real_dtype(u.dtype)), u, axes=1, precision="highest"), units
+    )
 
 
 def _adjoint_of_mean(jacobian: Jacobian, output: PyTree[Array]) -> Vector:
@@ -208,10 +220,6 @@ def _column(weights: Array, like: Array) -> Array:
 
 def _weigh(weights: Array, vector: Vector) -> Vector:
     return jax.tree.map(lambda y: _column(weights, y) * y, vector)
-
-
-def _weigh_all(weights: Array, cut: Vector) -> Vector:
-    return jax.vmap(_weigh)(weights, cut)
 
 
 def _subtract(vector: Vector, mean: PyTree[Array] | None) -> Vector:

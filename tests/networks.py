@@ -71,7 +71,9 @@ def mixed(params, samples):
     """Complex output of real and complex parameters; not holomorphic in the complex ones."""
     hidden = jnp.tanh(samples @ params["real"])
     z = hidden @ params["complex"]
-    return jnp.sum(z * jnp.exp(-(jnp.abs(z) ** 2) / 10) + 0.3 * z.conj() ** 2, axis=-1) + params["offset"] * z[:, 0].real
+    return (
+        jnp.sum(z * jnp.exp(-(jnp.abs(z) ** 2) / 10) + 0.3 * z.conj() ** 2, axis=-1) + params["offset"] * z[:, 0].real
+    )
 
 
 def mixed_params(dtype=jnp.float32, seed=0):

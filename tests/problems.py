@@ -26,6 +26,11 @@ METHODS = (*ITERATIVE, *DIRECT)
 HERMITIAN_METHODS = ("cg", "minres", "cholesky")
 
 
+def slow_but(values, *quick):
+    """Parameters of a test of which only the quick ones run in every run."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 class System(NamedTuple):
     """A matrix and a right-hand side."""
 
@@ -61,6 +66,14 @@ def _system(matrix, dtype, rhs=None) -> System:
     if rhs is None:
         rhs = matrix @ np.arange(1, len(matrix) + 1)
     return System(np.asarray(matrix).astype(dtype), np.asarray(rhs).astype(dtype))
+
+
+def padded(system, n=10) -> System:
+    """With unknowns added that stay zero: the Krylov space is the same, and systems of one size compile once."""
+    matrix, rhs = np.eye(n, dtype=system.matrix.dtype), np.zeros(n, system.rhs.dtype)
+    m = len(system.rhs)
+    matrix[:m, :m], rhs[:m] = system
+    return System(matrix, rhs)
 
 
 def random_vector(dtype, *shape, seed=0) -> np.ndarray:
@@ -208,9 +221,9 @@ def suited(method, dtype, n=10, seed=0) -> System:
 
 def true_residual(matrix, x, rhs) -> float:
     """Norm of b - A x, in extended precision from the numbers as they are."""
-    extended = np.clongdouble if is_complex(np.result_type(matrix, x, rhs)) else np.longdouble
-    residual = np.asarray(rhs).astype(extended) - np.asarray(matrix).astype(extended) @ np.asarray(x).astype(extended)
-    return norm(residual)
+    matrix, x, rhs = np.asarray(matrix), np.asarray(x), np.asarray(rhs)
+    extended = np.clongdouble if any(is_complex(a.dtype) for a in (matrix, x, rhs)) else np.longdouble
+    return norm(rhs.astype(extended) - matrix.astype(extended) @ x.astype(extended))
 
 
 def norm(x) -> float:

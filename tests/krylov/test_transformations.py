@@ -15,7 +15,7 @@ import krylov
 from krylov.operators import MatrixOperator
 from tests import problems
 from tests.conftest import X64
-from tests.problems import HERMITIAN_METHODS, METHODS, eps, is_complex, random_vector, wide
+from tests.problems import HERMITIAN_METHODS, METHODS, eps, random_vector, wide
 
 N, BATCH = 10, 3
 # The dtype that is tested in every run; the others are slow.

@@ -57,9 +57,7 @@ def test_recurrence_agrees_with_a_python_loop():
 
 @under(
     transformations.transpose_twice,
-    transformations.vmap_then_transpose,
     transformations.linearize_then_vmap_then_transpose,
-    transformations.grad,
     transformations.forward_over_reverse,
 )
 def test_recurrence_agrees_with_plain_scan(transformation):
@@ -121,7 +119,7 @@ def chunks():
     return residuals, {"c": array(2, 3, dtype=complex), "r": array(3, 2)}
 
 
-@under(*transformations.OF_LINEAR)
+@under(transformations.transpose_twice, transformations.vmap_then_transpose, transformations.grad)
 def test_sum_over_chunks_agrees_with_the_loop(transformation):
     def plain(residuals, v):
         terms = [chunk_product(row(residuals, k), v) for k in range(3)]
@@ -130,7 +128,7 @@ def test_sum_over_chunks_agrees_with_the_loop(transformation):
     assert_same(transformation, lambda r, v: linear_sum(chunk_product, r, v), plain, *chunks())
 
 
-@under(transformations.vmap_both, transformations.transpose, transformations.grad)
+@under(transformations.transpose, transformations.vmap_grad)
 def test_stack_over_chunks_agrees_with_the_loop(transformation):
     def plain(residuals, v):
         return jax.tree.map(lambda *t: jnp.stack(t), *[chunk_product(row(residuals, k), v) for k in range(3)])
@@ -258,8 +256,11 @@ def on_a_mesh(f):
     return jax.shard_map(local, mesh=mesh(), in_specs=(P("d"), P()), out_specs=P())
 
 
-@under(transformations.transpose, transformations.grad)
-@pytest.mark.parametrize("name", ["sum", "scan", "cond"])
+@pytest.mark.parametrize(
+    ("name", "transformation"),
+    [("sum", transformations.grad), ("scan", transformations.transpose), ("cond", transformations.grad)],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_inside_shard_map(name, transformation):
     rows = array(1, 2 * jax.device_count(), 3, 4)
     v = array(2, 4)

@@ -162,7 +162,6 @@ def test_ties_are_broken_as_jax_breaks_them_at_minus_infinity(name):
 
 TRANSFORMATIONS = {
     "overlapping-same": [
-        transformations.vmap_both,
         transformations.transpose_twice,
         transformations.linearize_then_vmap_then_transpose,
         transformations.vmap_grad,
