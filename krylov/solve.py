@@ -280,4 +280,6 @@ def _controls(rtol, atol, maxiter, history, progress, structure: Structure) -> C
             )
         limit = np.asarray(min(int(maxiter), np.iinfo(np.int32).max), np.int32)
         length = min(int(maxiter), _MAX_HISTORY) + 1
+    # An array made from a NumPy number compiles nothing.
+    limit = jnp.asarray(limit)
     return Controls(tolerances[0], tolerances[1], limit, length if history else None, bool(progress))

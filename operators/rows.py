@@ -112,7 +112,9 @@ def _over_groups(of_group, jacobian, group, zero):
     full, rest = divmod(chunks.num_samples, group)
     head = jax.tree.map(lambda x: x[: full * group].reshape(full, group, *x.shape[1:]), pairs)
     checkpointed = jax.checkpoint(of_group, prevent_cse=False)
-    total = jax.lax.scan(lambda total, pair: (total + checkpointed(pair).astype(zero.dtype), None), zero, head)[0]
+    # A sum of many groups in half precision stops growing once it is some hundred times larger than its terms.
+    wide = zero.astype(jnp.promote_types(zero.dtype, jnp.float32))
+    total = jax.lax.scan(lambda total, pair: (total + checkpointed(pair).astype(wide.dtype), None), wide, head)[0]
     if rest:
-        total = total + of_group(jax.tree.map(lambda x: x[full * group :], pairs)).astype(zero.dtype)
-    return total
+        total = total + of_group(jax.tree.map(lambda x: x[full * group :], pairs)).astype(wide.dtype)
+    return total.astype(zero.dtype)

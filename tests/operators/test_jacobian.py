@@ -19,6 +19,7 @@ from tests.operators.zoo import flat, is_complex, normal, vector
 # What is compiled once and run once is not worth optimising.
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 WEIGHTS = np.array([0.5, 2, 0, 1, 3, 0, 0.25])
+slow = pytest.mark.slow
 CHUNKED = dict(weights=WEIGHTS, center=True, chunk_size=3)
 
 
@@ -49,7 +50,7 @@ def signs(structure):
     return np.sign(flat(jax.tree.map(lambda s: np.full(s.shape, 1 - 1j if is_complex(s) else 1), structure)))
 
 
-@pytest.mark.parametrize("options", [{}, CHUNKED], ids=["plain", "chunked"])
+@pytest.mark.parametrize("options", [pytest.param({}, id="plain", marks=slow), pytest.param(CHUNKED, id="chunked")])
 @pytest.mark.parametrize("make", networks.ALL, ids=lambda m: m.__name__)
 def test_all_products_of_every_network(make, options, rng):
     network = make()
@@ -97,7 +98,7 @@ def test_all_products_of_every_network(make, options, rng):
     assert jax.tree.structure(found["S diagonal"]) == jax.tree.structure(split_real(ins) if splits else ins)
 
 
-@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("center", [pytest.param(False, marks=slow), True])
 @pytest.mark.parametrize("make", [networks.mixed_tree, networks.many_outputs], ids=lambda m: m.__name__)
 def test_chunk_sizes_do_not_matter(make, center, rng):
     network = make()
@@ -123,7 +124,7 @@ def test_eager_products_and_facts(rng):
     J = jacobian(network, **CHUNKED)
     dense = reference(network, WEIGHTS, True)
     v, y = vector(rng, J.in_structure()), vector(rng, J.out_structure())
-    S, T = J.gram(), J.cogram()
+    S, T = J.gram(), J.cogram()  # each product is compiled on its own here, as users run it
     assert J.shape == (NUM_SAMPLES, 9) and S.shape == (9, 9) and T.shape == (NUM_SAMPLES, NUM_SAMPLES)
     assert J.field == S.field == T.field == "real"
     assert S.is_positive and S.is_hermitian and T.is_positive and T.is_hermitian
@@ -135,7 +136,6 @@ def test_eager_products_and_facts(rng):
         (T @ y, dense @ (dense.T @ flat(y))),
     ]:
         assert_close(flat(found), expected)
-    assert_close(T.as_matrix(), dense @ dense.T)
 
 
 def test_ignored_leaves_are_none_and_modules_keep_their_kind():
@@ -147,15 +147,21 @@ def test_ignored_leaves_are_none_and_modules_keep_their_kind():
     assert [leaf.shape for leaf in jax.tree.leaves(model)] == [(4, 3), (4,), (1, 4), (1,)]
 
 
-@pytest.mark.parametrize("make", [networks.mixed_tree, networks.many_outputs], ids=lambda m: m.__name__)
 @pytest.mark.parametrize(
-    "center, wrt",
+    "make, center, wrt",
     [
-        (True, "params"),
-        (True, "samples and weights"),
-        pytest.param(False, "params", marks=pytest.mark.slow),
-        pytest.param(False, "samples and weights", marks=pytest.mark.slow),
+        pytest.param(make, center, wrt, marks=[] if (make, center, wrt) in quick else slow)
+        for quick in [
+            [
+                (networks.mixed_tree, True, "params"),
+                (networks.many_outputs, True, "samples and weights"),
+            ]
+        ]
+        for make in (networks.mixed_tree, networks.many_outputs)
+        for center in (True, False)
+        for wrt in ("params", "samples and weights")
     ],
+    ids=lambda p: getattr(p, "__name__", None),
 )
 def test_derivatives_of_products_agree_with_dense_ones(make, center, wrt, rng):
     network = make()
@@ -213,7 +219,7 @@ def test_derivatives_with_respect_to_weights_that_are_zero(make, center, rng):
     assert np.all(np.isfinite(quick_jit(forces, weights)))
 
 
-@pytest.mark.slow
+@slow
 def test_hessian_vector_products_through_the_gram_matrix(rng):
     network = networks.complex_output_of_real_params()
     trained, v = network.trained, jnp.asarray(normal(rng, FLOAT, 3, 2))
@@ -365,9 +371,9 @@ def test_sample_vectors_that_do_not_match_are_refused(values):
     "make",
     [
         networks.not_holomorphic,
-        pytest.param(networks.holomorphic, marks=pytest.mark.slow),
-        pytest.param(networks.trees_in_and_out, marks=pytest.mark.slow),
-        pytest.param(networks.many_outputs, marks=pytest.mark.slow),
+        pytest.param(networks.holomorphic, marks=slow),
+        pytest.param(networks.trees_in_and_out, marks=slow),
+        pytest.param(networks.many_outputs, marks=slow),
     ],
     ids=lambda m: m.__name__,
 )
@@ -390,10 +396,9 @@ def test_a_holomorphic_promise_changes_no_product(rng):
     careful = jacobian(networks.holomorphic_without_saying(), **CHUNKED)
     assert (promised.field, careful.field) == ("complex", "real")
     v, y = vector(rng, promised.in_structure()), vector(rng, promised.out_structure())
-    assert_close(flat(promised @ v), flat(careful @ v))
-    assert_close(flat(promised.H @ y), flat(careful.H @ y))
-    assert_close(flat(promised.gram() @ v), flat(careful.gram() @ v))
-    assert_close(promised.gram().as_real().as_matrix(), careful.gram().as_matrix())
+    products = lambda J, v, y: (J @ v, J.H @ y, J.gram() @ v)
+    for a, b in zip(quick_jit(products, promised, v, y), quick_jit(products, careful, v, y)):
+        assert_close(flat(a), flat(b))
 
 
 # Precision.
@@ -518,8 +523,7 @@ SEEING = {
 }
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3, None])
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("name, chunk_size", [*((name, 3) for name in SEEING), ("batch norm", 1), ("batch norm", None)])
 def test_samples_that_see_each_other_are_refused_at_once(name, chunk_size):
     with pytest.raises(ValueError, match="depend on which samples are evaluated together") as info:
         Jacobian(SEEING[name], array(1, FLOAT, 3), networks.spins(), chunk_size=chunk_size)
@@ -640,8 +644,6 @@ def test_new_values_compile_nothing(make, count_compilations, rng):
 
     network = make()
     step(network, WEIGHTS)
-    before = count_compilations()
-    assert before > 0
     other = network._replace(params=jax.tree.map(lambda p: 2 * p if eqx.is_inexact_array(p) else p, network.params))
     samples = jax.tree.map(lambda x: x[::-1], network.samples)
     other = jax.block_until_ready(other._replace(samples=samples))
@@ -655,8 +657,10 @@ def test_new_values_compile_nothing(make, count_compilations, rng):
 def test_many_networks_in_turn_compile_nothing_anew(count_compilations):
     fs = [eval(f"lambda p, x: jnp.sin(x @ p) ** {k}") for k in range(1, 7)]
     x, p = networks.spins(), array(1, FLOAT, 3)
+    before = count_compilations()
     for f in fs:
         Jacobian(f, p, x, chunk_size=3) @ p
+    assert count_compilations() > before
     before = count_compilations()
     for f in fs:
         Jacobian(f, p, x, chunk_size=3) @ p
