@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool
 
 from krylov.operators.algebra import shifted
 from krylov.operators.base import LinearOperator, Vector, product
-from krylov.operators.structure import join_real, ravel, size_of, split_real, unravel
+from krylov.operators.structure import has_complex, is_complex, join_real, ravel, size_of, split_real, unravel
 
 from .driver import Controls, Outcome, add_shift, as_returned, close_history, new_history
 from .methods.recurrence import Direct
@@ -44,7 +44,7 @@ def factorize_and_refine(
         return unravel(method.back_substitute(factors, ravel(residual)), structure)
 
     def body(loop):
-        x, r, norm, steps, _, history = loop
+        x, r, norm, steps, _, broken, history = loop
         candidate = as_returned(unit, add(x, correction(r)))
         r_new = subtract(b, add_shift(shift, product(op, candidate), candidate))
         found = space.norm(r_new)
@@ -53,7 +53,7 @@ def factorize_and_refine(
             history = history.at[steps + 1].set(jnp.where(better, found, norm), mode="drop")
         going = better & (found > target) & (steps + 1 < _MAX_REFINEMENTS)
         kept = select(better, (candidate, r_new, found), (x, r, norm))
-        return *kept, steps + 1, going, history
+        return *kept, steps + 1, going, broken | ~jnp.isfinite(found), history
 
     has_guess = has_guess & (rhs_norm > 0)
     x = select(has_guess, scale(1 / unit, guess), zeros_like(b))
@@ -63,23 +63,26 @@ def factorize_and_refine(
     finite = jnp.isfinite(r_norm)
     zero = jnp.asarray(0, jnp.int32)
     going = finite & (r_norm > target) & (controls.maxiter > 0)
-    start = (x, r, r_norm, zero, going, new_history(controls, r_norm, space))
-    x, _, norm, steps, _, history = jax.lax.while_loop(lambda loop: loop[4], body, start)
+    start = (x, r, r_norm, zero, going, jnp.asarray(False), new_history(controls, r_norm, space))
+    x, _, norm, steps, _, broken, history = jax.lax.while_loop(lambda loop: loop[4], body, start)
     x = select(finite, x, zeros_like(x))
-    factors_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(f)) for f in jax.tree.leaves(factors)]))
     failed = Status.INDEFINITE if method.needs_positive else Status.BREAKDOWN
-    status = jnp.where(factors_finite, Status.STAGNATED, failed)
+    status = jnp.where(broken, failed, Status.STAGNATED)
     status = jnp.where(controls.maxiter > 0, status, Status.MAX_ITERATIONS)
     status = jnp.where(norm <= target, Status.CONVERGED, status)
     status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)
-    matvecs = steps + jnp.asarray(size_of(structure) * (2 if splits else 1), jnp.int32)
+    # Most operators are multiplied with each unit vector; some have better ways to give their matrix.
+    columns = size_of(structure) * (2 if splits else 1) if type(op).as_matrix is LinearOperator.as_matrix else 0
+    matvecs = steps + jnp.asarray(columns + 1, jnp.int32)
     history = close_history(history, steps, norm, unit)
     return scale(unit, x), Outcome(status, steps, matvecs, norm * unit, rhs_norm, history)
 
 
 def _matrix(op: LinearOperator, shift: Any, splits: bool) -> Array:
-    if splits:
-        return shifted(op, shift).as_matrix()
+    if splits and has_complex(shift):
+        return shifted(op, shift).as_matrix()  # it turns real parts into imaginary ones: not diagonal
     matrix = op.as_matrix()
-    ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), op.in_structure())
-    return matrix + jnp.diag(ravel(add_shift(shift, zeros_like(ones), ones), matrix.dtype))
+    one = 1 + 1j if splits else 1
+    ones = jax.tree.map(lambda s: jnp.full(s.shape, one if is_complex(s) else 1, s.dtype), op.in_structure())
+    diagonal = add_shift(shift, zeros_like(ones), ones)
+    return matrix + jnp.diag(ravel(split_real(diagonal) if splits else diagonal, matrix.dtype))

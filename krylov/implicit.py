@@ -1,5 +1,6 @@
 """The solve as JAX sees it: a linear map of the right-hand side with a transpose, differentiable in the operator."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from krylov.operators.base import LinearOperator, Vector, conjugate, product
+from krylov.operators.linearization import LinearizationError, linear_transpose
+from krylov.operators.structure import abstract
 
 from .dense import factorize_and_refine
 from .driver import Controls, Outcome, add_shift, iterate
@@ -55,6 +58,7 @@ def solve_implicitly(
     belong to ``rhs`` alone. With ``throw`` a system of a derivative that does not converge raises, since its status has
     nowhere else to go.
     """
+    guess, preconditioner, controls = _without_derivatives((guess, preconditioner, controls))
     eps = jnp.finfo(controls.rtol.dtype).eps
     relative = jnp.where(controls.rtol > 0, controls.rtol, eps**0.75)
     of_others = eqx.tree_at(lambda c: (c.rtol, c.atol), controls, (relative, jnp.zeros_like(controls.atol)))
@@ -92,8 +96,35 @@ def solve_implicitly(
         return (conjugate(_raise_if_failed(x, outcome, throw, True)), jax.tree.map(jnp.zeros_like, mark)), outcome
 
     extended = rhs, _mark(rhs) if own_terms else None
-    (x, _), outcome = jax.lax.custom_linear_solve(matvec, extended, forward, backward, has_aux=True)
+    try:
+        (x, _), outcome = jax.lax.custom_linear_solve(matvec, extended, forward, backward, has_aux=True)
+    except Exception:
+        if _can_be_transposed(matvec, extended):
+            raise
+        # Then it is solved forward only; JAX says so, should a gradient be asked for.
+        (x, _), outcome = jax.lax.custom_linear_solve(matvec, extended, forward, has_aux=True)
     return x, outcome
+
+
+def _can_be_transposed(matvec: Callable[..., Any], vector: Any) -> bool:
+    """Whether JAX has a transpose of the product. A loop of unknown length has none, and is solved with all the same.
+
+    Raises:
+        LinearizationError: it is not even linear.
+    """
+    structure = jax.tree.map(abstract, vector)
+    try:
+        jax.eval_shape(linear_transpose(matvec, structure, name="solve: the operator"), structure)
+    except LinearizationError as error:
+        if any(name in str(error) for name in ("got       while", "got       custom_vjp_call", "_callback")):
+            return False
+        raise
+    return True
+
+
+def _without_derivatives(tree: Any) -> Any:
+    """The solution does not depend on where the solve starts, how it is preconditioned or when it stops."""
+    return jax.tree.map(lambda x: jax.lax.stop_gradient(x) if eqx.is_inexact_array(x) else x, tree)
 
 
 def _mark(rhs: Vector) -> Array:

@@ -29,7 +29,7 @@ from krylov.operators.views import complexify
 
 from .driver import Controls, is_scalar
 from .implicit import solve_implicitly
-from .methods import METHODS, Method, method_named
+from .methods import METHODS, Direct, Method, method_named
 from .precision import promote_half
 from .solution import ConvergenceError, Solution
 from .status import Status
@@ -112,7 +112,7 @@ def solve(
 
     shift = _shift(shift, structure)
     chosen = _choose(method, op, shift)
-    _check_method(chosen, shift)
+    _check_method(chosen, shift, preconditioner)
     controls = _controls(rtol, atol, maxiter, history, progress, structure)
     own_terms = x0_given or not (_known(controls.atol) == 0 and _known(controls.rtol) > 0)
     x, outcome = solve_implicitly(
@@ -174,7 +174,7 @@ def _check_square(op: LinearOperator) -> None:
         raise ValueError(
             f"solve: the operator is not square.\n  input     {describe(op.in_structure())}\n"
             f"  output    {describe(op.out_structure())}\n"
-            "  Solve the normal equations with J.gram() or op.H @ op, and a shift."
+            "  Solve the normal equations, with J.gram() or as_operator(A).H @ as_operator(A), and a shift."
         )
 
 
@@ -243,7 +243,9 @@ def _choose(method: Any, op: LinearOperator, shift: Any) -> Method:
     return METHODS["cg" if op.is_positive and not known_negative else "minres"]()
 
 
-def _check_method(method: Method, shift: Any) -> None:
+def _check_method(method: Method, shift: Any, preconditioner: LinearOperator | None) -> None:
+    if preconditioner is not None and isinstance(method, Direct):
+        raise ValueError(f"solve: {method.name} is a direct method and takes no preconditioner; leave it out.")
     if method.needs_hermitian and any(is_complex(s) for s in jax.tree.leaves(shift)):
         raise ValueError(
             f"solve: {method.name} needs a hermitian system, and a complex shift makes none. Use method='gmres', or "
@@ -275,7 +277,7 @@ def _controls(rtol, atol, maxiter, history, progress, structure: Structure) -> C
         )
         if not whole or maxiter < 0:
             raise ValueError(
-                f"solve: maxiter must be a whole number, not negative.\n  got       {maxiter!r}\n"
+                f"solve: maxiter must be a whole number and not negative.\n  got       {maxiter!r}\n"
                 "  Leave it out for ten times the number of real unknowns."
             )
         limit = np.asarray(min(int(maxiter), np.iinfo(np.int32).max), np.int32)

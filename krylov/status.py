@@ -22,12 +22,17 @@ class Status(IntEnum):
 
 _ADVICE = {
     Status.CONVERGED: "the true residual is within the tolerance",
-    Status.MAX_ITERATIONS: "the iterations ran out; raise maxiter or the shift, or use a preconditioner",
+    Status.MAX_ITERATIONS: (
+        "the iterations ran out; raise maxiter or the shift, use a preconditioner, or see with krylov.check_operator "
+        "whether the operator is what the method needs"
+    ),
     Status.STAGNATED: (
         "the true residual stopped falling above the tolerance; rounding allows no better: raise rtol or the shift, or "
         "use higher precision"
     ),
-    Status.BREAKDOWN: "the recurrence met a zero pivot; the system may be singular: add a shift or try another method",
+    Status.BREAKDOWN: (
+        "the method met a zero pivot or diverged; the system may be singular: add a shift, or try minres or gmres"
+    ),
     Status.INDEFINITE: (
         "a direction of negative curvature was met: the operator or the preconditioner is not positive definite; use "
         "method='minres'"

@@ -216,8 +216,13 @@ def compose(left: LinearOperator, right: Any) -> LinearOperator:
 def _operand(sign: str, op: Any) -> LinearOperator:
     if isinstance(op, LinearOperator):
         return op
-    if isinstance(op, lx.AbstractLinearOperator):
+    if isinstance(op, lx.AbstractLinearOperator) or getattr(op, "ndim", 0) == 2:
         from .convert import as_operator
 
         return as_operator(op)
+    if sign == "+" and jnp.ndim(op) == 0 and not callable(op):
+        raise TypeError(
+            f"operators: cannot add the number {op} to an operator.\n"
+            "  Add a multiple of the identity with krylov.operators.shifted(op, number) or krylov.solve(..., shift=number)."
+        )
     raise TypeError(f"operators: cannot apply {sign!r} to an operator and {type(op).__name__}; wrap it as an operator.")

@@ -153,6 +153,11 @@ class LinearOperator(lx.AbstractLinearOperator):
 
         return add(self, other)
 
+    def __radd__(self, other: Any) -> "LinearOperator":
+        if isinstance(other, int) and other == 0:  # what sum() begins with
+            return self
+        return self + other
+
     def __sub__(self, other: Any) -> "LinearOperator":
         from .algebra import add
 
@@ -176,6 +181,11 @@ class LinearOperator(lx.AbstractLinearOperator):
 
     def __neg__(self) -> "LinearOperator":
         return self * -1.0
+
+    def __repr__(self) -> str:
+        rows, columns = self.shape
+        claims = "positive " if self.is_positive else "hermitian " if self.is_hermitian else ""
+        return f"{type(self).__name__}({claims}{rows} x {columns}, {self.field} field)"
 
 
 def conjugate(vector: Vector) -> Vector:

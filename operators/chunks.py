@@ -104,6 +104,8 @@ def _normalised(weights, n, dtype):
             f"  got       minimum {values.min()}, sum {values.sum()}"
         )
     # Divided while they have their own range: products of probabilities may be too small for single precision.
+    # Where they are not known yet, a negative one still must not pass without a word.
+    weights = jnp.where(weights < 0, jnp.nan, weights)
     weights = weights.astype(jnp.promote_types(weights.dtype, dtype))
     weights = weights / jax.lax.stop_gradient(weights.max())
     return (weights / weights.sum()).astype(dtype)

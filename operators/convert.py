@@ -40,6 +40,11 @@ def as_operator(op: Any, structure: Any = None, *, where: str = "as_operator") -
     if isinstance(op, (np.ndarray, jax.Array, sparse.JAXSparse, list)) or scipy.sparse.issparse(op):
         if isinstance(op, list):
             op = np.asarray(op)
+        if op.ndim == 1:
+            raise ValueError(
+                f"{where}: got a vector of shape {op.shape}, expected an operator or a matrix.\n"
+                "  For a diagonal matrix pass krylov.operators.DiagonalOperator(vector)."
+            )
         return MatrixOperator(op)
     if callable(op):
         if structure is None:
@@ -80,7 +85,10 @@ class LineaxOperator(LinearOperator):
 
     @property
     def field(self) -> Field:
-        """Complex where all leaves are."""
+        """Complex where all leaves are, unless one of this library's R-linear operators is inside."""
+        inside = jax.tree.leaves(self.operator, is_leaf=lambda x: isinstance(x, LinearOperator))
+        if any(isinstance(x, LinearOperator) and x._needs_splitting for x in inside):
+            return "real"
         return "complex" if all_complex((self.in_structure(), self.out_structure())) else "real"
 
     @property

@@ -10,23 +10,26 @@ from .structure import has_complex, ravel
 from .views import conjugate_operator
 
 
-@lx.linearise.register(LinearOperator)
-def _linearise(operator):
-    # lineax's iterative solvers pass here first. They use the complex inner product, in which an R-linear map on
-    # complex leaves has no adjoint, and would go wrong without a word.
+def _check_c_linear(operator):
+    # lineax's iterative solvers use the complex inner product, in which an R-linear map on complex leaves has no
+    # adjoint: they would go wrong without a word. Its direct solvers expect a matrix of another shape.
     if operator._needs_splitting:
         raise ValueError(
             f"{type(operator).__name__}: this operator is only R-linear but has complex leaves; lineax's solvers "
             "assume C-linear operators.\n  Solve with op.as_real() and krylov.operators.split_real, or with "
             "krylov.solve."
         )
+
+
+@lx.linearise.register(LinearOperator)
+def _linearise(operator):
+    _check_c_linear(operator)
     return operator
 
 
 @lx.materialise.register(LinearOperator)
 def _materialise(operator):
-    if operator._needs_splitting:
-        return _linearise(operator)
+    _check_c_linear(operator)
     if isinstance(operator, MatrixOperator):
         return operator
     return MatrixOperator(
@@ -52,18 +55,24 @@ def _tridiagonal(operator):
 @lx.is_symmetric.register(LinearOperator)
 def _is_symmetric(operator):
     # Symmetric means A^T = A: a complex hermitian matrix is not.
-    return is_diagonal(operator) or (operator.is_hermitian and not has_complex(operator.in_structure()))
+    return _is_diagonal(operator) or (operator.is_hermitian and not has_complex(operator.in_structure()))
 
 
-def is_diagonal(operator: LinearOperator) -> bool:
+def _is_diagonal(operator: LinearOperator) -> bool:
     """Whether the operator is known to be diagonal from its kind alone."""
     if isinstance(operator, BlockDiagonalOperator):
-        return all(map(is_diagonal, operator.blocks))
+        return all(map(_is_diagonal, operator.blocks))
     return isinstance(operator, (DiagonalOperator, IdentityOperator))
 
 
+# What direct solvers ask first, where it makes them choose or refuse.
+def _is_c_linear_and_diagonal(operator):
+    _check_c_linear(operator)
+    return _is_diagonal(operator)
+
+
 for _predicate in (lx.is_diagonal, lx.is_tridiagonal, lx.is_lower_triangular, lx.is_upper_triangular):
-    _predicate.register(LinearOperator)(is_diagonal)
+    _predicate.register(LinearOperator)(_is_c_linear_and_diagonal)
 
 
 @lx.has_unit_diagonal.register(LinearOperator)

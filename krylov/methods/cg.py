@@ -79,7 +79,7 @@ class CG(Recurrence):
             p=axpy(beta, state.p, z),
             rho=rho,
             weight=rho + beta**2 * state.weight,
-            condition=jnp.where(rho < 0, NEGATIVE_CURVATURE, state.condition),
+            condition=jnp.where((rho < 0) & jnp.isfinite(rho), NEGATIVE_CURVATURE, state.condition),
         )
 
     def probe(self, state: CGState) -> Vector:

@@ -11,7 +11,7 @@ from krylov.operators.base import Vector
 from krylov.operators.structure import size_of
 
 from ..vectors import Flag, RealScalar, Space, divide, scale, subtract
-from .recurrence import CYCLE_CLOSED, RUNNING, Recurrence
+from .recurrence import CYCLE_CLOSED, RUNNING, ZERO_PIVOT, Recurrence
 
 
 class GMRESState(NamedTuple):
@@ -166,8 +166,9 @@ class GMRES(Recurrence):
 
     def condition(self, state: GMRESState) -> Int[Array, ""]:
         """Whether the basis is full, or spans an invariant space."""
-        full = (state.filled >= state.r.shape[1]) | (~state.fresh & (state.length == 0))
-        return jnp.where(full, CYCLE_CLOSED, RUNNING).astype(jnp.int32)
+        invariant = ~state.fresh & (state.length == 0)
+        full = state.filled >= state.r.shape[1]
+        return jnp.where(invariant, ZERO_PIVOT, jnp.where(full, CYCLE_CLOSED, RUNNING)).astype(jnp.int32)
 
 
 def _rotate(q_adjoint: Array, column: Array, below: RealScalar, j: Any) -> tuple[Array, Array]:
@@ -175,8 +176,9 @@ def _rotate(q_adjoint: Array, column: Array, below: RealScalar, j: Any) -> tuple
     column = q_adjoint @ column.at[j + 1].set(below.astype(column.dtype))
     a, b = column[j], column[j + 1]
     hypotenuse = jnp.sqrt(jnp.abs(a) ** 2 + jnp.abs(b) ** 2)
-    c = jnp.where(hypotenuse > 0, divide(a, hypotenuse), 1)
-    s = divide(b, hypotenuse)
+    # An empty column removes nothing from the residual: the rows change places.
+    c = divide(a, hypotenuse)
+    s = jnp.where(hypotenuse > 0, divide(b, hypotenuse), 1)
     upper, lower = q_adjoint[j], q_adjoint[j + 1]
     q_adjoint = q_adjoint.at[j].set(jnp.conj(c) * upper + jnp.conj(s) * lower)
     q_adjoint = q_adjoint.at[j + 1].set(c * lower - s * upper)

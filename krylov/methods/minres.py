@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 from krylov.operators.base import Vector
 
 from ..vectors import Flag, RealScalar, Space, axpy, divide, real_inner, scale, zeros_like
-from .recurrence import NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
+from .recurrence import LEAST_SQUARES, NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
 
 
 class MINRESState(NamedTuple):
@@ -31,7 +31,7 @@ class MINRESState(NamedTuple):
     phi: RealScalar
     cosine: RealScalar
     sine: RealScalar
-    gamma_max: RealScalar
+    largest: RealScalar  # of the entries of the tridiagonal
     fresh: Flag
     condition: Int[Array, ""]
 
@@ -77,7 +77,7 @@ class MINRES(Recurrence):
             phi=nothing,
             cosine=nothing,
             sine=nothing,
-            gamma_max=nothing,
+            largest=nothing,
             fresh=jnp.asarray(True),
             condition=jnp.asarray(RUNNING, jnp.int32),
         )
@@ -97,7 +97,7 @@ class MINRES(Recurrence):
             epsilon=nothing,
             cosine=-jnp.ones((), space.real_dtype),
             sine=nothing,
-            gamma_max=nothing,
+            largest=nothing,
             fresh=jnp.asarray(True),
             condition=jnp.asarray(RUNNING, jnp.int32),
         )
@@ -117,13 +117,15 @@ class MINRES(Recurrence):
             squared, beta = jnp.zeros((), space.real_dtype), state.settled
         else:
             squared = real_inner(state.r2, preconditioned).astype(space.real_dtype)
-            beta = jnp.sqrt(jnp.maximum(squared, 0))
+            beta = jnp.sqrt(jnp.abs(squared))
         state = _rotate(space, state, beta)
         return state._replace(
             v=scale(divide(jnp.ones_like(beta), beta), preconditioned),
             beta=beta,
             phi=jnp.where(state.fresh, beta, state.phi),
-            condition=jnp.where(squared < 0, NEGATIVE_CURVATURE, state.condition).astype(jnp.int32),
+            condition=jnp.where((squared < 0) & jnp.isfinite(squared), NEGATIVE_CURVATURE, state.condition).astype(
+                jnp.int32
+            ),
         )
 
     def probe(self, state: MINRESState) -> Vector:
@@ -157,9 +159,13 @@ def _rotate(space: Space, state: MINRESState, beta_next: RealScalar) -> MINRESSt
     gamma_bar = state.sine * state.delta_bar - state.cosine * state.alpha
     epsilon, delta_bar = state.sine * beta_next, -state.cosine * beta_next
     gamma = jnp.hypot(gamma_bar, beta_next)
-    gamma_max = jnp.maximum(state.gamma_max, gamma)
+    largest = jnp.maximum(state.largest, jnp.hypot(state.alpha, beta_next))
+    # ||A r|| is phi times this: where it is nothing to rounding, r is what no x can mend. An inconsistent system gets
+    # no closer than the root of the precision, and goes astray afterwards.
+    normal = jnp.hypot(gamma_bar, delta_bar)
+    solved = (normal <= space.eps**0.5 * largest) & ~state.fresh
     # A zero pivot with no next Lanczos vector: the operator is singular on the Krylov space.
-    singular = (gamma <= space.eps * gamma_max) & ~state.fresh
+    singular = ((gamma <= space.eps * largest) | solved) & ~state.fresh
     cosine = jnp.where(singular, 0, divide(gamma_bar, gamma))
     sine = jnp.where(singular, 1, divide(beta_next, gamma))
     phi_step, phi = cosine * state.phi, sine * state.phi
@@ -176,8 +182,8 @@ def _rotate(space: Space, state: MINRESState, beta_next: RealScalar) -> MINRESSt
         cosine=jnp.where(stay, state.cosine, cosine),
         sine=jnp.where(stay, state.sine, sine),
         phi=jnp.where(stay, state.phi, phi),
-        gamma_max=jnp.where(stay, state.gamma_max, gamma_max),
-        condition=jnp.where(singular, ZERO_PIVOT, state.condition).astype(jnp.int32),
+        largest=jnp.where(stay, state.largest, largest),
+        condition=jnp.where(solved, LEAST_SQUARES, jnp.where(singular, ZERO_PIVOT, state.condition)).astype(jnp.int32),
     )
     if state.residual is None:
         return new._replace(norm=jnp.where(stay, state.norm, jnp.abs(phi)))

@@ -12,7 +12,7 @@ from krylov.operators.base import Vector
 from ..vectors import Flag, RealScalar, Space
 
 # What a recurrence can say of its own state, apart from its residual norm.
-RUNNING, CYCLE_CLOSED, ZERO_PIVOT, NEGATIVE_CURVATURE = 0, 1, 2, 3
+RUNNING, CYCLE_CLOSED, ZERO_PIVOT, NEGATIVE_CURVATURE, LEAST_SQUARES = 0, 1, 2, 3, 4
 
 
 class Method(eqx.Module):

@@ -111,6 +111,20 @@ def test_solve_takes_lineax_tags_and_tridiagonals():
     assert krylov.solve(tagged, B).method == "cg"
 
 
+def test_an_r_linear_operator_inside_one_of_lineax_stays_r_linear(rng):
+    a, b = normal(rng, COMPLEX, 2, 2), normal(rng, COMPLEX, 2, 2)
+    inner = FunctionOperator(lambda x: a @ x + b @ x.conj(), np.zeros(2, COMPLEX), field="real")
+    op = as_operator(lx.MatrixLinearOperator(jnp.eye(2, dtype=COMPLEX) * 5) + inner)
+    assert op.field == "real"
+    expected = inner.as_matrix() + 5 * np.eye(4)
+    np.testing.assert_allclose(op.as_matrix(), expected, rtol=RTOL)
+    np.testing.assert_allclose(op.H.as_matrix(), expected.T, rtol=RTOL)
+    rhs = normal(rng, COMPLEX, 2)
+    sol = krylov.solve(op, rhs, "lu")
+    assert sol.converged
+    np.testing.assert_allclose(op @ sol.x, rhs, rtol=1e4 * EPS)
+
+
 def test_a_scipy_operator_works_under_transformations(rng):
     a = normal(rng, FLOAT, 3, 4)
     op = as_operator(scipy.sparse.linalg.aslinearoperator(a))
