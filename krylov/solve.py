@@ -131,7 +131,7 @@ def _finish(x, outcome, method, throw) -> Solution:
         )
     kept = outcome.history
     if kept is not None and not traced and np.ndim(outcome.status) == 0:
-        kept = kept[: int(outcome.iterations) + 1]
+        kept = jnp.asarray(np.asarray(kept)[: int(outcome.iterations) + 1])  # a slice on the device would compile
     solution = Solution(
         x=x,
         iterations=outcome.iterations,

@@ -223,6 +223,6 @@ def _operand(sign: str, op: Any) -> LinearOperator:
     if sign == "+" and jnp.ndim(op) == 0 and not callable(op):
         raise TypeError(
             f"operators: cannot add the number {op} to an operator.\n"
-            "  Add a multiple of the identity with krylov.operators.shifted(op, number) or krylov.solve(..., shift=number)."
+            "  For a multiple of the identity: krylov.operators.shifted(op, number), or solve(..., shift=number)."
         )
     raise TypeError(f"operators: cannot apply {sign!r} to an operator and {type(op).__name__}; wrap it as an operator.")

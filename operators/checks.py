@@ -332,20 +332,20 @@ class _Session:
         return self.judge("hermitian", pairs, about, "Drop hermitian=True or positive=True, or mend the product.")
 
     def of_positive(self) -> Finding:
-        smallest, largest = self.ritz_values()
-        about = "smallest Ritz value, if negative, relative to the largest"
+        smallest, size = self.smallest_ritz_value()
+        about = "smallest Ritz value, if negative, relative to the largest one or |A q|, q of norm one"
         cure = "Drop positive=True: cg needs it; minres takes hermitian operators that are not positive."
-        return self.judge("positive", [(max(0.0, -smallest), largest)], about, cure)
+        return self.judge("positive", [(max(0.0, -smallest), size)], about, cure)
 
-    def ritz_values(self) -> tuple[float, float]:
-        """The smallest, and the largest absolute value, of a Lanczos run in double precision, fully orthogonalised."""
+    def smallest_ritz_value(self) -> tuple[float, float]:
+        """Of a Lanczos run in double precision with full orthogonalisation; and the size of the operator on its space."""
         basis, images = [], []
         q = _flat(self.xs[0])
         for _ in range(min(4 * self.probes, q.size)):
             for _twice in range(2):
                 q = q - sum((b * (b @ q) for b in basis), np.zeros_like(q))
             norm = np.linalg.norm(q)
-            if not norm > 1e3 * self.eps * np.linalg.norm(images[-1] if images else q):
+            if not norm > 10 * self.eps * np.linalg.norm(images[-1] if images else q):
                 break
             q = q / norm
             # Vectors of entries about one survive half precision.
@@ -358,7 +358,7 @@ class _Session:
             return 0.0, 0.0
         projected = np.array(basis) @ np.array(images).T
         values = np.linalg.eigvalsh((projected + projected.T) / 2)
-        return float(values[0]), float(np.abs(values).max())
+        return float(values[0]), float(max(np.abs(values).max(), np.linalg.norm(images, axis=1).max()))
 
     def of_diagonal(self) -> Finding:
         diagonal = _host(self.op.diagonal())

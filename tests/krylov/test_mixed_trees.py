@@ -148,11 +148,10 @@ def test_diagonal_shift_and_preconditioner_of_a_mixed_tree():
     op = mixed_gram("float32")
     structure = op.in_structure()
     b = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), structure)
-    shift = jax.tree.map(
-        lambda s: 0.5 + jnp.arange(s.size, dtype=s.dtype.type(0).real.dtype).reshape(s.shape), structure
-    )
-    inverse = krylov.operators.DiagonalOperator(jax.tree.map(lambda s: 1 / s, shift), structure)
-    matrix = real_matrix(op) + np.diag(flat(jax.tree.map(lambda d, s: d * (1 + 1j * jnp.iscomplexobj(s)), shift, b)))
+    shift = jax.tree.map(lambda x: 0.5 + jnp.arange(x.size, dtype=jnp.float32).reshape(x.shape), b)
+    inverse = krylov.operators.DiagonalOperator(jax.tree.map(lambda d: 1 / d, shift), structure)
+    on_both_parts = jax.tree.map(lambda d, x: d * (1 + 1j) if jnp.iscomplexobj(x) else d, shift, b)
+    matrix = real_matrix(op) + np.diag(flat(on_both_parts))
     for preconditioner in (None, inverse):
         sol = krylov.solve(op, b, "cg", shift=shift, preconditioner=preconditioner, rtol=1e-5)
         assert sol.status is Status.CONVERGED
