@@ -4,7 +4,7 @@ from . import lineax_rules as _lineax_rules
 from .algebra import shifted
 from .base import LinearOperator
 from .blocks import BlockDiagonalOperator, IdentityOperator, LowRankPlusDiagonal
-from .checks import OperatorError, OperatorReport, check_operator
+from .checks import check_operator
 from .control_flow import linear_cond, linear_scan, linear_stack, linear_sum
 from .convert import as_operator
 from .function import FunctionOperator
@@ -13,6 +13,7 @@ from .linear_call import linear_call
 from .linearization import LinearizationError
 from .matrix import DiagonalOperator, MatrixOperator
 from .pooling import max_pool, reduce_window_max
+from .report import OperatorError, OperatorReport
 from .structure import join_real, split_real
 from .views import complexify, conjugate_operator
 

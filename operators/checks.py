@@ -1,8 +1,7 @@
 """Whether an operator is what it claims to be: linear, with this adjoint, hermitian, positive, sample by sample."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,9 +13,11 @@ from .base import LinearOperator, Vector, adjoint_product, conjugate, product
 from .blocks import BlockDiagonalOperator, IdentityOperator
 from .convert import as_operator
 from .gram import GramOperator
+from .host_vectors import distance, from_parts, host, norm, to_parts, unit_vector
 from .jacobian import Jacobian
 from .matrix import DiagonalOperator, MatrixOperator
-from .samples_apart import Difference, apart_from_together, evaluate, repeated
+from .network_checks import findings_of_network, jacobians_inside, uncentred
+from .report import Finding, OperatorError, OperatorReport, relative
 from .structure import (
     Structure,
     describe,
@@ -25,83 +26,10 @@ from .structure import (
     real_dtype,
     same_structure,
     size_of,
-    split_real,
 )
 
 # Most products with unit vectors that a diagonal is worth.
 _SMALL = 64
-
-
-class Finding(NamedTuple):
-    """One check: a figure and the largest value of it that rounding explains, or why it was not made.
-
-    Figures are relative to the size of what is compared.
-    """
-
-    name: str
-    figure: float
-    allowed: float
-    about: str
-    cure: str
-    skipped: str = ""
-    structures: tuple[str, str] | None = None  # got and expected, where the figure only says that they differ
-
-    @property
-    def passed(self) -> bool:
-        """Whether the figure is allowed, or the check was not made."""
-        return bool(self.skipped) or self.figure <= self.allowed  # False for NaN
-
-    def __str__(self) -> str:
-        """The failure in words."""
-        got, expected = self.structures or (f"{self.figure:.2e}", f"at most {self.allowed:.1e}")
-        return f"  {self.name}: {self.about}\n    got       {got}\n    expected  {expected}\n    {self.cure}"
-
-
-class OperatorReport:
-    """What `check_operator` found; prints as a table.
-
-    Attributes:
-        operator: the operator in words.
-        findings: one `Finding` for each check.
-    """
-
-    def __init__(self, operator: str, findings: list[Finding]):
-        self.operator, self.findings = operator, tuple(findings)
-
-    @property
-    def passed(self) -> bool:
-        """Whether no check failed."""
-        return not self.failures
-
-    @property
-    def failures(self) -> tuple[Finding, ...]:
-        """The findings that failed."""
-        return tuple(f for f in self.findings if not f.passed)
-
-    def __getitem__(self, name: str) -> Finding:
-        """The finding of a name."""
-        for finding in self.findings:
-            if finding.name == name:
-                return finding
-        raise KeyError(f"{name!r}; there are {[f.name for f in self.findings]}")
-
-    def __repr__(self) -> str:
-        lines = [f"check_operator: {self.operator}"]
-        for f in self.findings:
-            verdict = "not made" if f.skipped else "ok" if f.passed else "FAILED"
-            figures = f.skipped or f"{f.figure:.1e} (allowed {f.allowed:.1e})  {f.about}"
-            lines.append(f"  {f.name:<14}{verdict:<9} {figures}")
-        return "\n".join(lines)
-
-
-class OperatorError(ValueError):
-    """An operator is not what it claims to be; ``report`` holds all figures."""
-
-    def __init__(self, report: OperatorReport):
-        self.report = report
-        total, failed = len(report.findings), report.failures
-        head = f"check_operator: {report.operator} fails {len(failed)} of {total} checks."
-        super().__init__("\n".join([head, *map(str, failed)]))
 
 
 def check_operator(
@@ -189,8 +117,8 @@ class _Session:
         self._noise: float | None = None
 
     def findings(self) -> Iterator[Finding]:
-        for jacobian in _jacobians(self.op):
-            yield from _of_network(jacobian)
+        for jacobian in jacobians_inside(self.op):
+            yield from findings_of_network(jacobian)
         finding = self.of_structure(product, self.ins, self.outs, "product")
         yield finding
         if not finding.passed or size_of(self.ins) == 0 or size_of(self.outs) == 0:
@@ -225,8 +153,8 @@ class _Session:
 
     def judge(self, name: str, pairs: list[tuple[float, float]], about: str, cure: str) -> Finding:
         """The finding from (difference, size) of each probe."""
-        worst, scale = max(pairs, key=lambda pair: _ratio(*pair))
-        figure, allowed = _ratio(worst, scale), self.tolerance
+        worst, scale = max(pairs, key=lambda pair: relative(*pair))
+        figure, allowed = relative(worst, scale), self.tolerance
         if not figure <= allowed and scale > 0:
             allowed += 16 * self.eps * self.noise / scale
         return Finding(name, figure, allowed, about, cure)
@@ -236,9 +164,9 @@ class _Session:
         """Size of the products without centring: rounding is relative to those."""
         if self._noise is None:
             self._noise = 0.0
-            if any(j.center for j in _jacobians(self.op)):
-                op = jax.tree.map(_uncentred, self.op, is_leaf=lambda x: isinstance(x, Jacobian))
-                self._noise = _norm(product(op, self.xs[0]))
+            if any(j.center for j in jacobians_inside(self.op)):
+                op = jax.tree.map(uncentred, self.op, is_leaf=lambda x: isinstance(x, Jacobian))
+                self._noise = norm(product(op, self.xs[0]))
         return self._noise
 
     def of_structure(self, product_of: Callable, ins: Structure, outs: Structure, name: str) -> Finding:
@@ -249,13 +177,13 @@ class _Session:
         return Finding("structure", float(not same_structure(got, outs)), 0.0, about, cure, structures=words)
 
     def of_finite(self) -> Finding:
-        bad = sum(int(np.sum(~np.isfinite(leaf))) for leaf in _host(self.products))
+        bad = sum(int(np.sum(~np.isfinite(leaf))) for leaf in host(self.products))
         share = bad / max(1, self.probes * size_of(self.outs))
         about = "share of entries of A x that are not finite, x of size one"
         return Finding("finite", share, 0.0, about, "Look for overflow, division by zero or NaN in what it holds.")
 
     def of_repetition(self) -> Finding:
-        pairs = [(_distance(product(self.op, self.xs[0]), self.products[0]), _norm(self.products[0]))]
+        pairs = [(distance(product(self.op, self.xs[0]), self.products[0]), norm(self.products[0]))]
         about = "difference of two products with the same vector, relative to |A x|"
         return self.judge("repeatable", pairs, about, "Look for random numbers drawn in the product.")
 
@@ -265,8 +193,8 @@ class _Session:
             z = self.random(self.ins)
             z_product = product(self.op, z)
             both = product(self.op, jax.tree.map(jnp.add, x, z))
-            expected = [a + b for a, b in zip(_host(y), _host(z_product), strict=True)]
-            pairs.append((_distance(both, expected), _norm(y) + _norm(z_product)))
+            expected = [a + b for a, b in zip(host(y), host(z_product), strict=True)]
+            pairs.append((distance(both, expected), norm(y) + norm(z_product)))
         about = "difference of A(x + z) and A x + A z, relative to |A x| + |A z|"
         return self.judge("additive", pairs, about, "The map is not linear; linearize it (jax.linearize) first.")
 
@@ -285,7 +213,7 @@ class _Session:
 
     def scaled(self, factor: complex, x: Vector, y: Vector) -> tuple[float, float]:
         got = product(self.op, jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), x))
-        return _distance(got, [factor * leaf for leaf in _host(y)]), abs(factor) * _norm(y)
+        return distance(got, [factor * leaf for leaf in host(y)]), abs(factor) * norm(y)
 
     def of_adjoint(self) -> Iterator[Finding]:
         about = "difference of <y, A x> and <A^H y, x>, relative to |A x| and |A^H y|, y and x of size one"
@@ -303,7 +231,7 @@ class _Session:
         pairs = []
         for x, y, forward, back in zip(self.xs, ys, self.products, backs, strict=True):
             difference = self.inner(y, forward) - self.inner(back, x)
-            pairs.append((abs(difference), max(_norm(forward), _norm(back))))
+            pairs.append((abs(difference), max(norm(forward), norm(back))))
         yield self.judge("adjoint", pairs, about, cure)
 
         about = "difference of A^H y and JAX's transpose, relative to |A^H y|"
@@ -314,11 +242,11 @@ class _Session:
             reason = f"JAX cannot transpose it: {_first_line(error)}"
             yield Finding("transpose", 0.0, 0.0, about, cure, skipped=reason)
             return
-        pairs = [(_distance(a, b), _norm(b)) for a, b in zip(transposed, backs, strict=True)]
+        pairs = [(distance(a, b), norm(b)) for a, b in zip(transposed, backs, strict=True)]
         yield self.judge("transpose", pairs, about, cure)
 
     def inner(self, x: Vector, y: Vector) -> complex:
-        total = sum(np.vdot(a, b) for a, b in zip(_host(x), _host(y), strict=True))
+        total = sum(np.vdot(a, b) for a, b in zip(host(x), host(y), strict=True))
         return total if self.op.field == "complex" else total.real
 
     def of_hermitian(self) -> Finding:
@@ -327,7 +255,7 @@ class _Session:
             z = self.random(self.ins)
             other = product(self.op, z)
             difference = self.inner(z, forward) - self.inner(other, x)
-            pairs.append((abs(difference), max(_norm(forward), _norm(other))))
+            pairs.append((abs(difference), max(norm(forward), norm(other))))
         about = "difference of <z, A x> and <A z, x>, relative to |A x| and |A z|, x and z of size one"
         return self.judge("hermitian", pairs, about, "Drop hermitian=True or positive=True, or mend the product.")
 
@@ -338,19 +266,19 @@ class _Session:
         return self.judge("positive", [(max(0.0, -smallest), size)], about, cure)
 
     def smallest_ritz_value(self) -> tuple[float, float]:
-        """Of a Lanczos run in double precision with full orthogonalisation; and the size of the operator on its space."""
+        """Of a Lanczos run in double precision, fully orthogonalised; and the size of the operator on its space."""
         basis, images = [], []
-        q = _flat(self.xs[0])
+        q = to_parts(self.xs[0])
         for _ in range(min(4 * self.probes, q.size)):
             for _twice in range(2):
                 q = q - sum((b * (b @ q) for b in basis), np.zeros_like(q))
-            norm = np.linalg.norm(q)
-            if not norm > 10 * self.eps * np.linalg.norm(images[-1] if images else q):
+            size = np.linalg.norm(q)
+            if not size > 10 * self.eps * np.linalg.norm(images[-1] if images else q):
                 break
-            q = q / norm
+            q = q / size
             # Vectors of entries about one survive half precision.
             unit = q.size**-0.5
-            image = _flat(product(self.op, _from_flat(q / unit, self.ins))) * unit
+            image = to_parts(product(self.op, from_parts(q / unit, self.ins))) * unit
             basis.append(q)
             images.append(image)
             q = image
@@ -361,67 +289,16 @@ class _Session:
         return float(values[0]), float(max(np.abs(values).max(), np.linalg.norm(images, axis=1).max()))
 
     def of_diagonal(self) -> Finding:
-        diagonal = _host(self.op.diagonal())
+        diagonal = host(self.op.diagonal())
         split = self.op.as_real() if self.op._needs_splitting else self.op
-        flat = np.concatenate([leaf.ravel() for leaf in diagonal])
+        entries = np.concatenate([leaf.ravel() for leaf in diagonal])
         pairs = []
-        for i in self.rng.choice(flat.size, min(2 * self.probes, flat.size), replace=False):
-            column = _host(product(split, _unit(i, split.in_structure())))
+        for i in self.rng.choice(entries.size, min(2 * self.probes, entries.size), replace=False):
+            column = host(product(split, unit_vector(i, split.in_structure())))
             entry = np.concatenate([leaf.ravel() for leaf in column])[i]
-            pairs.append((abs(entry - flat[i]), _norm(column)))
+            pairs.append((abs(entry - entries[i]), norm(column)))
         about = "difference of an entry of diagonal() and of A e_i, relative to |A e_i|"
         return self.judge("diagonal", pairs, about, "Mend diagonal(), or leave it to the base class.")
-
-
-def _of_network(jacobian: Jacobian) -> Iterator[Finding]:
-    """What no product can show of a network."""
-    count, size = jacobian.chunks.weights.shape
-    chunks = [jax.tree.map(lambda x, k=k: x[k], jacobian.chunks.samples) for k in sorted({0, count // 2, count - 1})]
-    network, params = jacobian.network, jacobian.params
-
-    outputs = _host([evaluate(network, params, chunk) for chunk in chunks])
-    bad, total = sum(int(np.sum(~np.isfinite(y))) for y in outputs), sum(y.size for y in outputs)
-    about = "share of outputs of f that are not finite"
-    cure = "Look at f on these samples: infinite log-amplitudes, say. Leave such samples out."
-    yield Finding("f finite", bad / max(1, total), 0.0, about, cure)
-
-    twice = [repeated(network, params, chunk) for chunk in chunks]
-    about = "difference of two evaluations of f on the same samples, relative to its largest output"
-    cure = "Look for random numbers drawn on the host; pass noise or keys as a sample leaf."
-    yield _worst("f repeatable", twice, about, cure)
-
-    about = "difference of f on samples together and on each alone, relative to its largest output"
-    cure = "Look for batch statistics, a mask or noise shaped like the batch, or a mean over samples inside f."
-    if size == 1:
-        reason = "checked when the Jacobian was made" if count > 1 else "there is one sample"
-        yield Finding("samples apart", 0.0, 0.0, about, cure, skipped=reason)
-    else:
-        apart = [apart_from_together(network, jacobian.network_of_one, params, chunk) for chunk in chunks]
-        yield _worst("samples apart", apart, about, cure)
-
-
-def _worst(name: str, differences: list[Difference], about: str, cure: str) -> Finding:
-    worst = max(differences, key=lambda d: _ratio(d.found, d.scale))
-    allowed = _ratio(worst.allowed, worst.scale)
-    return Finding(name, _ratio(worst.found, worst.scale), allowed, about, cure)
-
-
-def _jacobians(op: Any) -> list[Jacobian]:
-    """All Jacobians inside an operator, each once."""
-    found = jax.tree.leaves(op, is_leaf=lambda x: isinstance(x, Jacobian))
-    return list({id(j): j for j in found if isinstance(j, Jacobian)}.values())
-
-
-def _uncentred(part: Any) -> Any:
-    if not isinstance(part, Jacobian):
-        return part
-    # Its fields are known to fit: it would cost a trace to make it anew.
-    copy = object.__new__(Jacobian)
-    for field in dataclasses.fields(Jacobian):
-        object.__setattr__(copy, field.name, getattr(part, field.name))
-    object.__setattr__(copy, "center", False)
-    object.__setattr__(copy, "mean_rows", None)
-    return copy
 
 
 def _diagonal_is_cheap(op: LinearOperator) -> bool:
@@ -443,58 +320,6 @@ def _diagonal_is_cheap(op: LinearOperator) -> bool:
 def _transposed_by_jax(op: LinearOperator, vector: Vector) -> Vector:
     (out,) = jax.linear_transpose(lambda x: product(op, x), op.in_structure())(conjugate(vector))
     return conjugate(out)
-
-
-def _host(vector: Any) -> list[np.ndarray]:
-    """The leaves in double precision, on the host."""
-    return [
-        np.asarray(leaf).astype(np.complex128 if is_complex(leaf) else np.float64) for leaf in jax.tree.leaves(vector)
-    ]
-
-
-def _norm(vector: Any) -> float:
-    return float(np.sqrt(sum(np.sum(np.abs(leaf) ** 2) for leaf in _host(vector))))
-
-
-def _distance(x: Any, y: Any) -> float:
-    return _norm([a - b for a, b in zip(_host(x), _host(y), strict=True)])
-
-
-def _ratio(difference: float, scale: float) -> float:
-    return 0.0 if difference == 0 else difference / scale if scale > 0 else float("inf")
-
-
-def _flat(vector: Vector) -> np.ndarray:
-    """Real and imaginary parts in one array: there the inner product of either field is the real one."""
-    return np.concatenate([leaf.ravel() for leaf in _host(split_real(vector))])
-
-
-def _from_flat(flat: np.ndarray, structure: Structure) -> Vector:
-    leaves, tree = jax.tree.flatten(structure)
-    total, out, start = size_of(structure), [], 0
-    imaginary = total
-    for s in leaves:
-        stop = start + size_of(s)
-        part = flat[start:stop]
-        if is_complex(s):
-            part = part + 1j * flat[imaginary : imaginary + size_of(s)]
-            imaginary += size_of(s)
-        out.append(jnp.asarray(part.reshape(s.shape), s.dtype))
-        start = stop
-    return jax.tree.unflatten(tree, out)
-
-
-def _unit(i: int, structure: Structure) -> Vector:
-    """The unit vector of entry i, in the order of ``jax.tree.leaves``."""
-    leaves, tree = jax.tree.flatten(structure)
-    out, start = [], 0
-    for s in leaves:
-        entries = np.zeros(size_of(s))
-        if start <= i < start + entries.size:
-            entries[i - start] = 1
-        start += entries.size
-        out.append(jnp.asarray(entries.reshape(s.shape), s.dtype))
-    return jax.tree.unflatten(tree, out)
 
 
 def _first_line(error: Exception) -> str:

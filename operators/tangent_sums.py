@@ -210,8 +210,8 @@ def _sum_chunks(body, like: Any, *stacks: Any) -> Any:
 
 def safe_root(weights: Array) -> Array:
     """The square root of weights, with derivative zero at zero."""
-    # The derivative of the root at zero is infinite; there the row is zero whatever the derivative.
-    return jnp.where(weights > 0, jnp.sqrt(jnp.where(weights > 0, weights, 1)), 0)
+    # The derivative of the root at zero is infinite; there the row is zero whatever the derivative. NaN stays NaN.
+    return jnp.where(weights == 0, 0, jnp.sqrt(jnp.where(weights == 0, 1, weights)))
 
 
 def _column(weights: Array, like: Array) -> Array:

@@ -169,8 +169,11 @@ def test_double_views_undo_each_other():
     [
         (lambda: PLAIN + MatrixOperator(np.eye(3)), ValueError, ["same spaces", "left", "[2]", "right", "[3]"]),
         (lambda: PLAIN + MatrixOperator(np.ones((2, 3))), ValueError, ["same spaces"]),
-        (lambda: PLAIN + 1, TypeError, ["int", "wrap it as an operator"]),
-        (lambda: PLAIN - np.eye(2), TypeError, ["ndarray", "wrap it as an operator"]),
+        (lambda: PLAIN + 1, TypeError, ["cannot add the number 1", "shifted(op, number)"]),
+        (lambda: PLAIN - 2.5, TypeError, ["cannot add the number -2.5", "shifted(op, number)"]),
+        (lambda: PLAIN + np.ones(2), TypeError, ["ndarray", "wrap it as an operator"]),
+        (lambda: PLAIN + np.eye(3), ValueError, ["same spaces"]),
+        (lambda: PLAIN @ np.eye(3), ValueError, ["MatrixOperator.mv: vector does not match"]),
         (lambda: PLAIN @ MatrixOperator(np.ones((3, 2))), ValueError, ["right factor", "right gives", "left takes"]),
         (lambda: PLAIN * PLAIN, TypeError, ["a @ b"]),
         (lambda: PLAIN * np.ones(2), ValueError, ["scalar only", "(2,)"]),
@@ -192,6 +195,25 @@ def test_what_does_not_go_together_is_refused(build, error, words):
         build()
     for word in words:
         assert word in str(info.value)
+
+
+def test_operators_sum_up_and_take_matrices():
+    x, a = jnp.ones(2), np.array([[0.0, 1], [2, 0]])
+    np.testing.assert_allclose(sum([PLAIN, PLAIN, PLAIN]) @ x, 3 * (PLAIN @ x))
+    for matrix in (a, jnp.asarray(a)):
+        for op, expected in [
+            (PLAIN + matrix, PLAIN @ x + a @ x),
+            (matrix + PLAIN, PLAIN @ x + a @ x),
+            (PLAIN - matrix, PLAIN @ x - a @ x),
+        ]:
+            assert isinstance(op, LinearOperator)
+            np.testing.assert_allclose(op @ x, expected)
+
+
+def test_words_for_an_operator():
+    assert repr(POSITIVE) == "MatrixOperator(positive 2 x 2, real field)"
+    assert repr(HERMITIAN + POSITIVE) == "SumOperator(hermitian 2 x 2, real field)"
+    assert repr(MatrixOperator(np.ones((2, 3), COMPLEX))) == "MatrixOperator(2 x 3, complex field)"
 
 
 def test_diagonals_of_sums_products_and_blocks(rng):

@@ -149,7 +149,7 @@ def test_a_scipy_operator_of_functions():
         (None, None, TypeError, ["NoneType"]),
         ({"a": np.eye(2)}, None, TypeError, ["dict"]),
         (lambda x: x, None, ValueError, ["structure"]),
-        ([1.0, 2.0], None, ValueError, ["two axes"]),
+        ([1.0, 2.0], None, ValueError, ["vector of shape (2,)", "DiagonalOperator"]),
         (np.eye(2, dtype=int), None, TypeError, ["astype(float)"]),
         (scipy.sparse.linalg.aslinearoperator(np.eye(3, dtype=int)), None, TypeError, ["floating-point", "int"]),
     ],
