@@ -1,10 +1,9 @@
-"""The networks that the benchmarks differentiate, with random parameters: log psi(params, spins) of shape (N,), complex."""
+"""The networks that the benchmarks differentiate, with random parameters: log psi(params, spins) (N,), complex."""
 
 import math
 
 import jax
 import jax.numpy as jnp
-
 
 
 def log_cosh(z):
@@ -30,7 +29,7 @@ def random_rbm(key, sites, alpha, dtype):
     return {name: 0.05 * jax.random.normal(k, shapes[name], dtype) for name, k in zip(shapes, keys)}
 
 
-# --- Vision transformer on a 6x6 lattice in 2x2 patches: real parameters, complex output -------------------------------
+# --- Vision transformer on a 6x6 lattice in 2x2 patches: real parameters, complex output ------------------------------
 
 
 def layer_norm(x):
