@@ -32,7 +32,7 @@ def random_rbm(key, sites, alpha, dtype):
 # --- Vision transformer on a 6x6 lattice in 2x2 patches: real parameters, complex output ------------------------------
 
 
-def layer_norm(x):
+def normalised(x):
     x = x - x.mean(-1, keepdims=True)
     return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
 
@@ -41,11 +41,11 @@ def vit(params, spins):
     x = spins.reshape(-1, 3, 2, 3, 2).transpose(0, 1, 3, 2, 4).reshape(-1, 9, 4)
     x = x @ params["embed"] + params["position"]
     for block in params["blocks"]:
-        q, k, v = jnp.moveaxis((layer_norm(x) @ block["qkv"]).reshape(*x.shape[:2], 3, 4, -1), 2, 0)
+        q, k, v = jnp.moveaxis((normalised(x) @ block["qkv"]).reshape(*x.shape[:2], 3, 4, -1), 2, 0)
         attention = jax.nn.softmax(jnp.einsum("nthd,nshd->nhts", q, k) / math.sqrt(q.shape[-1]), axis=-1)
         x = x + jnp.einsum("nhts,nshd->nthd", attention, v).reshape(x.shape) @ block["out"]
-        x = x + jax.nn.gelu(layer_norm(x) @ block["up"]) @ block["down"]
-    out = layer_norm(x).mean(1) @ params["head"]
+        x = x + jax.nn.gelu(normalised(x) @ block["up"]) @ block["down"]
+    out = normalised(x).mean(1) @ params["head"]
     return log_cosh(out[:, 0::2] + 1j * out[:, 1::2]).sum(-1)
 
 
@@ -69,3 +69,39 @@ def random_vit(key, depth, dtype, width=32):
         "blocks": [block() for _ in range(depth)],
         "head": dense(width, 64, 0.5),
     }
+
+
+# --- What a user of plain JAX writes for S v --------------------------------------------------------------------------
+
+
+def two_scans(f, params, chunks, v):
+    """The centred J^H J v: push v forward over all chunks of samples, subtract the mean, pull back over all chunks."""
+    with jax.default_matmul_precision("highest"):
+
+        def push(_, x):
+            return None, jax.jvp(lambda p: f(p, x), (params,), (v,))[1]
+
+        tangents = jax.lax.scan(push, None, chunks)[1]
+        tangents = (tangents - tangents.mean()) / tangents.size
+        return _pull(f, params, chunks, lambda x, t: t, tangents)
+
+
+def one_scan_uncentred(f, params, chunks, v):
+    """J^H J v without centring, which needs one scan only: jvp, then vjp, in each chunk."""
+    samples = chunks.shape[0] * chunks.shape[1]
+
+    def tangent(x, _):
+        return jax.jvp(lambda p: f(p, x), (params,), (v,))[1] / samples
+
+    with jax.default_matmul_precision("highest"):
+        return _pull(f, params, chunks, tangent, None)
+
+
+def _pull(f, params, chunks, tangent, given):
+    def body(total, chunk):
+        x, t = chunk
+        (gradient,) = jax.vjp(lambda p: f(p, x), params)[1](tangent(x, t).conj())
+        return jax.tree.map(jnp.add, total, gradient), None
+
+    total = jax.lax.scan(body, jax.tree.map(jnp.zeros_like, params), (chunks, given))[0]
+    return jax.tree.map(jnp.conj, total)

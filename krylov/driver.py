@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from krylov.operators.base import LinearOperator, Vector, product
 
 from .methods.recurrence import CYCLE_CLOSED, LEAST_SQUARES, NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
+from .packing import Packing
 from .progress import report_progress
 from .status import Status
 from .vectors import RealScalar, Space, add, axpy, power_of_two, safe_norm, scale, select, subtract, zeros_like
@@ -68,6 +69,14 @@ def iterate(
     The right-hand side is scaled to a norm between one and two by a power of two, so that its size changes no digit.
     """
     space = Space.of(op.in_structure(), op.field)
+    packing = Packing(rhs)
+    rhs, guess = packing.pack(rhs), packing.pack(guess)
+    if not is_scalar(shift):
+        shift = packing.pack_diagonal(shift)
+
+    def times(operator: LinearOperator, vector: Vector) -> Vector:
+        return packing.pack(product(operator, packing.unpack(vector)))
+
     rhs_norm = safe_norm(rhs, space.real_dtype)
     unit = power_of_two(rhs_norm)
     b, x = scale(1 / unit, rhs), scale(1 / unit, guess)
@@ -99,7 +108,7 @@ def iterate(
 
     def body(loop: _Loop) -> _Loop:
         direction = method.direction(loop.state)
-        preconditioned = direction if preconditioner is None else product(preconditioner, direction)
+        preconditioned = direction if preconditioner is None else times(preconditioner, direction)
         state = method.prepare(space, loop.state, preconditioned)
 
         estimate, condition = method.residual_norm(state), method.condition(state)
@@ -115,7 +124,7 @@ def iterate(
         candidate = select(loop.unverified, loop.x, add(loop.x, method.increment(space, state, verify)))
         candidate = as_returned(unit, candidate)
         probe = select(verify, candidate, method.probe(state))
-        multiplied = add_shift(shift, product(op, probe), probe)
+        multiplied = add_shift(shift, times(op, probe), probe)
 
         restarted = method.start(space, state, subtract(b, multiplied))
         state = select(verify, restarted, method.advance(space, state, multiplied))
@@ -127,8 +136,9 @@ def iterate(
         rounds = loop.rounds + jnp.where(verify, 0, 1).astype(jnp.int32)
         history = loop.history
         if history is not None:
-            shown = jnp.where(verify, loop.residual, found)
-            history = history.at[(rounds + method.products - 1) // method.products].set(shown, mode="drop")
+            # The estimate is of the rounds before this one; a guess has none yet.
+            index = (loop.rounds + method.products - 1) // method.products
+            history = history.at[jnp.where(loop.unverified, history.size, index)].set(estimate, mode="drop")
         if controls.progress:
             report_progress(rounds // method.products, found / b_norm, verify & ending.done, controls.maxiter)
         # A guess that is not finite is given up for zero, whose residual is the right-hand side.
@@ -152,7 +162,7 @@ def iterate(
     residual = jnp.where(trivial, 0, last.residual)
     history = close_history(last.history, iterations, residual, unit)
     outcome = Outcome(last.status, iterations, last.matvecs, residual * unit, rhs_norm, history)
-    return scale(unit, last.x), outcome
+    return packing.unpack(scale(unit, last.x)), outcome
 
 
 class _Ending(NamedTuple):

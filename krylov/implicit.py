@@ -55,8 +55,8 @@ def solve_implicitly(
 
     Tangent and cotangent systems start from zero and are solved to ``rtol`` of their own right-hand sides (to
     :math:`\epsilon^{3/4}` where it is zero). ``own_terms`` says that there is a guess or an absolute tolerance: those
-    belong to ``rhs`` alone. With ``throw`` a system of a derivative that does not converge raises, since its status has
-    nowhere else to go.
+    belong to ``rhs`` alone. With ``throw`` a system that does not converge raises from inside the solve, those of
+    derivatives too, whose status has nowhere else to go.
     """
     guess, preconditioner, controls = _without_derivatives((guess, preconditioner, controls))
     eps = jnp.finfo(controls.rtol.dtype).eps
@@ -65,18 +65,20 @@ def solve_implicitly(
 
     def matvec(extended):
         x, mark = extended
-        return add_shift(shift, product(op, x), x), mark
+        multiplied = add_shift(shift, product(op, x), x)
+        # JAX transposes a tangent system only if all of its right-hand side depends on a tangent: the mark too.
+        return multiplied, None if mark is None else mark + _nothing_of(multiplied)
 
     def forward(_, extended):
         b, mark = extended
         if not own_terms:
-            tolerances, derivative, use_guess = of_others, False, has_guess
+            tolerances, use_guess = of_others, has_guess
         else:
             own = mark == 1
             tolerances = select(own, controls, of_others)
-            derivative, use_guess = ~own, has_guess & own
+            use_guess = has_guess & own
         x, outcome = run(method, op, shift, preconditioner, b, guess, use_guess, tolerances)
-        return (_raise_if_failed(x, outcome, throw, derivative), mark), outcome
+        return (_raise_if_failed(x, outcome, throw), mark), outcome
 
     def backward(_, extended):
         b, mark = extended
@@ -93,7 +95,7 @@ def solve_implicitly(
             no_guess,
             of_others,
         )
-        return (conjugate(_raise_if_failed(x, outcome, throw, True)), jax.tree.map(jnp.zeros_like, mark)), outcome
+        return (conjugate(_raise_if_failed(x, outcome, throw)), jax.tree.map(jnp.zeros_like, mark)), outcome
 
     extended = rhs, _mark(rhs) if own_terms else None
     try:
@@ -129,18 +131,23 @@ def _without_derivatives(tree: Any) -> Any:
 
 def _mark(rhs: Vector) -> Array:
     """One, and formally linear in ``rhs``: in the tangent systems, which JAX solves the same way, it is zero."""
-    one = jnp.ones(())
-    for leaf in jax.tree.leaves(rhs):
-        one = one + jnp.sum(jnp.atleast_1d(leaf)[:0].real).astype(one.dtype)
-    return one
+    return 1 + _nothing_of(rhs)
 
 
-def _raise_if_failed(x: Vector, outcome: Outcome, throw: bool, derivative: Any) -> Vector:
+def _nothing_of(vector: Vector) -> Array:
+    """Zero, formally linear in the vector."""
+    total = jnp.zeros(())
+    for leaf in jax.tree.leaves(vector):
+        total = total + jnp.sum(jnp.atleast_1d(leaf)[:0].real).astype(total.dtype)
+    return total
+
+
+def _raise_if_failed(x: Vector, outcome: Outcome, throw: bool) -> Vector:
     if not throw:
         return x
     return eqx.error_if(
         x,
-        derivative & (outcome.status != Status.CONVERGED),
-        "krylov.solve: the linear system of a derivative did not converge. Raise maxiter or rtol, use a better "
-        "preconditioner, or set throw=False to take it as it is.",
+        outcome.status != Status.CONVERGED,
+        "krylov.solve: the system, or that of a derivative, did not converge. Raise maxiter or rtol, use a better "
+        "preconditioner, or look at the solution with throw=False.",
     )

@@ -167,6 +167,8 @@ class LowRankPlusDiagonal(LinearOperator):
             jnp.tensordot(jnp.conj(u), x, axes=(tuple(range(x.ndim)),) * 2, precision="highest")
             for u, x in zip(jax.tree.leaves(self.basis), jax.tree.leaves(vector), strict=True)
         ]
+        if not overlap:
+            return vector
         if self.field == "real":
             overlap = [c.real for c in overlap]
         coefficients = self.weights * sum(overlap[1:], overlap[0])

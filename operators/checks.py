@@ -28,7 +28,7 @@ from .structure import (
     size_of,
 )
 
-# Most products with unit vectors that a diagonal is worth.
+# Largest operator whose diagonal is checked even if it is made of products with unit vectors.
 _SMALL = 64
 
 
@@ -83,7 +83,8 @@ def check_operator(
     if not isinstance(probes, int) or probes < 1:
         raise ValueError(f"check_operator: probes must be a positive whole number, not {probes!r}.")
     session = _Session(op, np.random.default_rng(_seed(key)), probes, tolerance)
-    findings = list(session.findings())
+    with np.errstate(all="ignore"):  # what is not finite is found and told
+        findings = list(session.findings())
     report = OperatorReport(_in_words(op), findings)
     if throw and not report.passed:
         raise OperatorError(report)

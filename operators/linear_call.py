@@ -79,7 +79,7 @@ def linear_call(
         *arguments,
         *linear_leaves,
         callee=callee_all,
-        transpose=_Lazy(lambda: transposed_all),
+        transpose=LazyJaxpr(lambda: transposed_all),
         num_residuals=len(arguments),
     )
     return jax.tree.unflatten(out_tree, out)
@@ -116,7 +116,7 @@ def closed_linear_call(
         *residual_leaves,
         *linear_leaves,
         callee=callee,
-        transpose=_Lazy(trace_transpose),
+        transpose=LazyJaxpr(trace_transpose),
         num_residuals=len(residual_leaves),
     )
     return jax.tree.unflatten(out_tree, out)
@@ -136,7 +136,7 @@ def _trace(fun, residuals, linear):
     return jax.make_jaxpr(flat)(*leaves), out_tree
 
 
-class _Lazy:
+class LazyJaxpr:
     """A jaxpr that is traced when first asked for. Compared by identity, as jaxprs are."""
 
     def __init__(self, thunk: Callable[[], ClosedJaxpr]):
@@ -208,7 +208,7 @@ def _transpose(cotangents, *args, callee, transpose, num_residuals):
         *residuals,
         *cotangents,
         callee=transpose.get(),
-        transpose=_Lazy(lambda: callee),
+        transpose=LazyJaxpr(lambda: callee),
         num_residuals=num_residuals,
     )
     wanted = [ct if ad.is_undefined_primal(x) else None for ct, x in zip(back, linear, strict=True)]
@@ -240,7 +240,7 @@ def _batch(axis_data, args, dims, *, callee, transpose, num_residuals):
         *residuals,
         *linear,
         callee=callee_batched,
-        transpose=_Lazy(lambda: batched(transpose.get(), cotangent_types)),
+        transpose=LazyJaxpr(lambda: batched(transpose.get(), cotangent_types)),
         num_residuals=num_residuals,
     )
     return out, [0] * len(out)

@@ -1,5 +1,6 @@
 """What a check of an operator found, in figures and in words."""
 
+import math
 from typing import NamedTuple
 
 
@@ -20,7 +21,7 @@ class Finding(NamedTuple):
     @property
     def passed(self) -> bool:
         """Whether the figure is allowed, or the check was not made."""
-        return bool(self.skipped) or self.figure <= self.allowed  # False for NaN
+        return bool(self.skipped or self.figure <= self.allowed)  # False for NaN
 
     def __str__(self) -> str:
         """The failure in words."""
@@ -76,5 +77,7 @@ class OperatorError(ValueError):
 
 
 def relative(difference: float, scale: float) -> float:
-    """A difference relative to a scale; zero differs by nothing from zero."""
-    return 0.0 if difference == 0 else difference / scale if scale > 0 else float("inf")
+    """A difference relative to a scale: none between zero and zero, infinite where something is not finite."""
+    if difference == 0:
+        return 0.0
+    return difference / scale if math.isfinite(difference) and 0 < scale < math.inf else math.inf

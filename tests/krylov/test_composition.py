@@ -292,3 +292,35 @@ def test_batches_of_gradients_agree_with_single_ones():
     for i in range(3):
         for x, y in zip(batch, single(matrices[i], vectors[i]), strict=True):
             assert norm(wide(x[i]) - wide(y)) <= 1e-4 * norm(y)
+
+
+OWN_TERMS = {"guess": {"x0": True}, "atol": {"atol": 1e-9}, "no rtol": {"rtol": 0.0}}
+
+
+@pytest.mark.parametrize("options", problems.slow_but(OWN_TERMS, "guess"))
+def test_a_guess_or_an_absolute_tolerance_changes_no_derivative(options):
+    """Whichever of b and the operator is differentiated, in every mode: they stop the system, not its derivatives."""
+    A, b = problems.general("float32")
+    A_dot, b_dot = random_vector("float32", 10, 10, seed=1), random_vector("float32", 10, seed=2)
+
+    def everything(**options):
+        if "x0" in options:
+            options["x0"] = 1.5 * b
+        solve = lambda A, b: krylov.solve(MatrixOperator(A), b, "lu", **{"rtol": 1e-6, **options}).x
+        loss = lambda A, b: jnp.sum(jnp.sin(solve(A, b)))
+        both, gradient_dot = jax.jvp(jax.grad(loss, (0, 1)), (A, b), (A_dot, b_dot))
+        return {
+            "both": both,
+            "forward over reverse": gradient_dot,
+            "operator": jax.grad(loss, 0)(A, b),
+            "b": jax.grad(loss, 1)(A, b),
+            "jvp in the operator": jax.jvp(lambda A: solve(A, b), (A,), (A_dot,))[1],
+            "jvp in b": jax.jvp(lambda b: solve(A, b), (b,), (b_dot,))[1],
+            "vmap of grad over the operator": jax.vmap(jax.grad(loss, 0), (0, None))(jnp.stack([A, A + A_dot / 9]), b),
+            "vmap of grad over b": jax.vmap(jax.grad(loss, 0), (None, 0))(A, jnp.stack([b, b_dot])),
+            "linear_transpose": jax.linear_transpose(lambda b: solve(A, b), b)(b_dot)[0],
+        }
+
+    got, expected = jax.jit(lambda: everything(**OWN_TERMS[options]))(), jax.jit(everything)()
+    for (path, x), y in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(expected), strict=True):
+        assert norm(wide(x) - wide(y)) <= 1e-4 * norm(y), jax.tree_util.keystr(path)

@@ -83,7 +83,38 @@ def test_products_and_claims(build, dtype, rng):
     assert (op.in_size(), op.out_size()) == (columns, rows)
 
 
-@over(cases([np.complex128], [np.complex128]))
+@over(
+    cases(
+        [np.complex128],
+        [np.complex128],
+        quick=(
+            zoo.matrix,
+            zoo.bcoo_matrix,
+            zoo.matrix_on_trees,
+            zoo.diagonal,
+            zoo.function,
+            zoo.function_with_adjoint,
+            zoo.hermitian_function,
+            zoo.identity,
+            zoo.sum_of_three,
+            zoo.divided,
+            zoo.composed,
+            zoo.adjoint,
+            zoo.conjugated,
+            zoo.blocks,
+            zoo.low_rank_plus_tree,
+            zoo.from_scipy,
+            zoo.real_on_complex,
+            zoo.mixed_function_with_adjoint,
+            zoo.mixed_matrix,
+            zoo.mixed_blocks,
+            zoo.mixed_low_rank,
+            zoo.mixed_sum,
+            zoo.conjugation_times_i,
+            zoo.complex_of_real,
+        ),
+    )
+)
 def test_every_form_under_jit(build, dtype, rng):
     case = build(rng, dtype)
     op, dense = case.op, case.matrix

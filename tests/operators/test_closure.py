@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from krylov.operators import linear_call
 from krylov.operators.closure import close
 
 X = jnp.arange(3.0)
@@ -92,6 +93,23 @@ def test_programs_inside_programs_are_compared_too(wrap):
     first, again, other = make(2, jnp.float32(1)), make(2, jnp.float32(3)), make(3, jnp.float32(1))
     assert first.jaxpr is again.jaxpr
     assert first.jaxpr is not other.jaxpr
+
+
+def test_linear_calls_are_compared_with_their_transposes():
+    def make(scale, factor):
+        return of(lambda x: linear_call(lambda r, x: r * x, lambda r, y: factor * r * y, scale, jnp.sin(x)))
+
+    first, again, other = make(jnp.float32(1), 1.0), make(jnp.float32(2), 1.0), make(jnp.float32(1), 2.0)
+    assert first.jaxpr is again.jaxpr
+    assert first.jaxpr is not other.jaxpr
+
+
+def test_zeros_of_other_sign_are_other_programs_and_nan_is_one():
+    def make(value):
+        return of(lambda x: jnp.arctan2(value, x))
+
+    assert make(0.0).jaxpr is not make(-0.0).jaxpr
+    assert make(np.nan).jaxpr is make(np.nan).jaxpr
 
 
 # Rules of custom derivatives are part of the program, though JAX keeps them out of it.

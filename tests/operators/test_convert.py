@@ -77,13 +77,18 @@ def test_whatever_stands_for_a_linear_map(op, dense, hermitian, positive, rng):
     [
         (np.asarray, "lu", FLOAT),
         (scipy.sparse.csr_array, "cg", FLOAT),
-        (scipy.sparse.csc_matrix, "bicgstab", COMPLEX),
-        (lambda a: sparse.BCOO.fromdense(jnp.asarray(a)), "minres", COMPLEX),
+        pytest.param(scipy.sparse.csc_matrix, "bicgstab", COMPLEX, marks=pytest.mark.slow),
+        pytest.param(lambda a: sparse.BCOO.fromdense(jnp.asarray(a)), "minres", COMPLEX, marks=pytest.mark.slow),
         (lambda a: sparse.BCSR.fromdense(jnp.asarray(a)), "cg", FLOAT),
-        (scipy.sparse.linalg.aslinearoperator, "auto", COMPLEX),
+        pytest.param(scipy.sparse.linalg.aslinearoperator, "auto", COMPLEX, marks=pytest.mark.slow),
         (scipy.sparse.linalg.aslinearoperator, "cg", FLOAT),
         (lambda a: lx.MatrixLinearOperator(jnp.asarray(a)), "lu", COMPLEX),
-        (lambda a: lx.MatrixLinearOperator(jnp.asarray(a), lx.positive_semidefinite_tag), "auto", COMPLEX),
+        pytest.param(
+            lambda a: lx.MatrixLinearOperator(jnp.asarray(a), lx.positive_semidefinite_tag),
+            "auto",
+            COMPLEX,
+            marks=pytest.mark.slow,
+        ),
         (lambda a: lx.FunctionLinearOperator(lambda x: jnp.asarray(a) @ x, structure(a.dtype)), "lu", FLOAT),
         (lambda a: lx.JacobianLinearOperator(lambda x, _: jnp.asarray(a) @ x, jnp.zeros(4, a.dtype)), "cg", COMPLEX),
         (lambda a: lambda x: jnp.asarray(a) @ x, "cg", COMPLEX),
@@ -98,6 +103,7 @@ def test_solve_takes_them(make, method, dtype):
     np.testing.assert_allclose(sol.x, np.linalg.solve(dense, b), rtol=1e5 * EPS, atol=1e5 * EPS)
 
 
+@pytest.mark.slow
 def test_solve_takes_lineax_tags_and_tridiagonals():
     exact = np.linalg.solve(SPD, B)
     negative = lx.MatrixLinearOperator(jnp.asarray(-SPD), lx.negative_semidefinite_tag)

@@ -32,7 +32,9 @@ def test_rows_are_summed_in_groups_that_need_not_divide_the_samples(center, dtyp
     np.testing.assert_allclose(np.asarray(S.diagonal(), np.float64), np.diagonal(exact), atol=tolerance)
 
 
-@pytest.mark.parametrize("make", [networks.not_holomorphic, networks.real], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "make", [networks.not_holomorphic, pytest.param(networks.real, marks=slow)], ids=lambda m: m.__name__
+)
 def test_the_dense_matrix_agrees_with_products_column_by_column(make):
     S = jacobian(make(), **CHUNKED).gram()
     by_rows, by_columns = quick_jit(lambda S: (S.as_matrix(), shifted(S, 0.0).as_matrix()), S)
@@ -97,6 +99,7 @@ def test_transposes_and_derivatives_in_the_vector(rng):
     assert_close(flat(jax.tree.map(lambda x: x[1], found["batch"])), gram @ flat(u))
 
 
+@slow
 def test_diagonals_and_matrices_can_be_differentiated():
     x, p = networks.spins(), array(1, FLOAT, 3)
     f = lambda p, x: jnp.sin(x @ p)
@@ -166,6 +169,7 @@ def test_memory_stays_flat_in_every_derivative(center):
         assert temporary(derivative) <= 2.5 * own
 
 
+@slow
 def test_precision_of_single_precision_grams():
     # The gram matrix of a network in single precision is symmetric to its rounding.
     network = networks.module_as_params()

@@ -25,19 +25,12 @@ EPS = float(jnp.finfo(FLOAT).eps)
 slow = pytest.mark.slow
 
 
-def every_operator():
-    rng = np.random.default_rng(0)
-    for dtype in (FLOAT, COMPLEX):
-        for build in zoo.UNIFORM:
-            if not (build is zoo.real_on_complex and dtype == COMPLEX):
-                yield pytest.param(build(rng, dtype), id=f"{build.__name__}-{dtype}")
-
-
-KINDS = list(every_operator())
-
-
-@pytest.mark.parametrize("case", KINDS)
-def test_predicates(case):
+@pytest.mark.parametrize("dtype", [FLOAT, COMPLEX], ids=str)
+@pytest.mark.parametrize("build", zoo.UNIFORM, ids=lambda b: b.__name__)
+def test_predicates(build, dtype, rng):
+    if build is zoo.real_on_complex and dtype == COMPLEX:
+        pytest.skip("of real dtypes only")
+    case = build(rng, dtype)
     op = case.op
     ins = op.in_structure()
     any_complex = any(map(is_complex, jax.tree.leaves(ins)))
@@ -66,7 +59,11 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize("build", CHOSEN, ids=lambda b: b.__name__)
+@pytest.mark.parametrize(
+    "build",
+    [pytest.param(b, marks=[] if b in (zoo.matrix_on_trees, zoo.diagonal, zoo.function) else slow) for b in CHOSEN],
+    ids=lambda b: b.__name__,
+)
 def test_dispatch_functions_that_return_entries_or_operators(build, rng):
     case = build(rng, COMPLEX)
     op = case.op
@@ -134,18 +131,15 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [FLOAT, COMPLEX], ids=str)
 @pytest.mark.parametrize(
-    "name",
+    "name, dtype",
     [
-        "cg",
-        "gmres",
-        pytest.param("bicgstab", marks=slow),
-        "lu",
-        pytest.param("qr", marks=slow),
-        pytest.param("svd", marks=slow),
-        "cholesky",
+        pytest.param(name, dtype, marks=[] if (name, dtype) in quick else slow)
+        for quick in [[("cg", COMPLEX), ("gmres", COMPLEX), ("lu", COMPLEX), ("cholesky", COMPLEX), ("cg", FLOAT)]]
+        for name in SOLVERS
+        for dtype in (FLOAT, COMPLEX)
     ],
+    ids=str,
 )
 def test_solvers_and_their_gradients_on_trees(name, dtype, rng):
     make_solver, make_matrix = SOLVERS[name]
@@ -268,9 +262,8 @@ def test_their_real_form_is_solved_and_differentiated(solver, rng):
     np.testing.assert_allclose(flat(gradient), np.linalg.solve(matrix.T, flat(c)), atol=1e5 * EPS)
 
 
-@pytest.mark.parametrize(
-    "make", [networks.real, pytest.param(networks.holomorphic, marks=slow)], ids=lambda m: m.__name__
-)
+@slow
+@pytest.mark.parametrize("make", [networks.real, networks.holomorphic], ids=lambda m: m.__name__)
 def test_gram_operators_in_lineax(make, rng):
     network = make()
     J = Jacobian(network.f, network.params, network.samples, center=True, chunk_size=3, **network.options)

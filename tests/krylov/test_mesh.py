@@ -1,0 +1,121 @@
+"""Vectors and matrices spread over the devices of a mesh are solved like those on one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import krylov
+from krylov import Status
+from krylov.operators import DiagonalOperator, FunctionOperator, MatrixOperator
+from tests import problems
+from tests.problems import ITERATIVE, METHODS, eps, norm, wide
+
+N = 16
+MESHES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+
+
+def mesh_of(kind):
+    return jax.make_mesh((8,), ("devices",), axis_types=(MESHES[kind],))
+
+
+UNFIT = {
+    "gmres": "its products with the basis leave open how the result of a sharded contraction is sharded",
+    "cholesky": "JAX factorizes only a matrix that is not sharded",
+    "lu": "JAX factorizes only a matrix that is not sharded",
+}
+
+
+def on_each_mesh(methods, *quick):
+    return [
+        pytest.param(
+            method,
+            kind,
+            marks=[
+                *([] if method in quick else [pytest.mark.slow]),
+                *([pytest.mark.xfail(reason=UNFIT[method])] if kind == "explicit" and method in UNFIT else []),
+            ],
+        )
+        for method in methods
+        for kind in MESHES
+    ]
+
+
+@pytest.mark.parametrize("method, kind", on_each_mesh(METHODS, "cg"))
+def test_sharded_system_gives_the_same_answer(method, kind):
+    A, b = problems.suited(method, "float32", N)
+    mesh = mesh_of(kind)
+    rows, vector = NamedSharding(mesh, P("devices", None)), NamedSharding(mesh, P("devices"))
+
+    def solve(A, b):
+        # The product leaves its result spread over the devices as its argument is.
+        op = MatrixOperator(A, hermitian=method in problems.HERMITIAN_METHODS)
+        return krylov.solve(op, b, method)
+
+    alone = jax.jit(solve)(A, b)
+    with jax.set_mesh(mesh):
+        spread = jax.jit(solve)(jax.device_put(A, rows), jax.device_put(b, vector))
+    assert spread.status is Status.CONVERGED
+    assert norm(wide(spread.x) - wide(alone.x)) <= 1e3 * eps("float32") * norm(alone.x)
+
+
+@pytest.mark.parametrize("method, kind", on_each_mesh(ITERATIVE, "cg"))
+def test_sharded_vectors_stay_sharded(method, kind):
+    b = problems.random_vector("float32", 8 * 100)
+    d = (2 + np.sin(np.arange(800))).astype("float32")
+    mesh = mesh_of(kind)
+    vector = NamedSharding(mesh, P("devices"))
+    with jax.set_mesh(mesh):
+        b_spread, d_spread = jax.device_put(b, vector), jax.device_put(d, vector)
+        sol = krylov.solve(DiagonalOperator(d_spread), b_spread, method, shift=d_spread, x0=b_spread)
+        inside = jax.jit(lambda d, b: krylov.solve(DiagonalOperator(d, positive=True), b, method, shift=1.0))
+        under_jit = inside(d_spread, b_spread)
+    for found, expected in ((sol, b / (2 * d)), (under_jit, b / (1 + d))):
+        assert bool(found.converged)
+        assert found.x.sharding.is_equivalent_to(vector, 1)
+        np.testing.assert_allclose(found.x, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", MESHES)
+def test_gradients_through_a_sharded_solve(kind):
+    A, b = problems.definite("float32", N)
+    mesh = mesh_of(kind)
+    rows, vector = NamedSharding(mesh, P("devices", None)), NamedSharding(mesh, P("devices"))
+    gradient = jax.grad(lambda A, b: jnp.sum(krylov.solve(MatrixOperator(A, positive=True), b, "cg").x ** 2), (0, 1))
+    alone = jax.jit(gradient)(A, b)
+    with jax.set_mesh(mesh):
+        spread = jax.jit(gradient)(jax.device_put(A, rows), jax.device_put(b, vector))
+    for x, y in zip(spread, alone):
+        assert norm(wide(x) - wide(y)) <= 1e4 * eps("float32") * norm(y)
+
+
+def test_a_batch_over_devices_solves_each_member():
+    systems = [problems.definite("float32", 10, seed) for seed in range(8)]
+    matrices, vectors = (np.stack([system[part] for system in systems]) for part in (0, 1))
+    batch = NamedSharding(mesh_of("auto"), P("devices"))
+    solve = jax.jit(jax.vmap(lambda A, b: krylov.solve(MatrixOperator(A, positive=True), b, "cg")))
+    sol = solve(jax.device_put(matrices, batch), jax.device_put(vectors, batch))
+    assert np.all(sol.converged)
+    for i, system in enumerate(systems):
+        assert norm(wide(sol.x[i]) - system.solution) <= 1e-4 * norm(system.solution)
+
+
+def test_operator_with_a_collective_inside_shard_map():
+    """The user's own parallel product: each device holds some rows, and gathers the vector."""
+    A, b = problems.definite("float32", N)
+    mesh = mesh_of("auto")
+    rows = jax.device_put(A, NamedSharding(mesh, P("devices", None)))
+
+    def product(x):
+        local = lambda A, x: A @ jax.lax.all_gather(x, "devices", tiled=True)
+        return jax.shard_map(local, mesh=mesh, in_specs=(P("devices", None), P("devices")), out_specs=P("devices"))(
+            rows, x
+        )
+
+    op = FunctionOperator(product, b, positive=True)
+    sol = krylov.solve(op, jax.device_put(b, NamedSharding(mesh, P("devices"))), "cg")
+    assert bool(sol.converged)
+    expected = np.linalg.solve(wide(A), wide(b))
+    assert norm(wide(sol.x) - expected) <= 1e-4 * norm(expected)
