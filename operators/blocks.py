@@ -67,6 +67,7 @@ class BlockDiagonalOperator(LinearOperator):
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from krylov.operators import DiagonalOperator
         >>> op = BlockDiagonalOperator([DiagonalOperator(jnp.ones(2)), 2.0 * IdentityOperator(jnp.zeros(3))])
         >>> op.shape
         (5, 5)

@@ -247,7 +247,7 @@ class _Session:
         yield self.judge("transpose", pairs, about, cure)
 
     def inner(self, x: Vector, y: Vector) -> complex:
-        total = sum(np.vdot(a, b) for a, b in zip(host(x), host(y), strict=True))
+        total = complex(sum(np.vdot(a, b) for a, b in zip(host(x), host(y), strict=True)))
         return total if self.op.field == "complex" else total.real
 
     def of_hermitian(self) -> Finding:
