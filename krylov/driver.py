@@ -181,7 +181,8 @@ def _judge(loop, found, target, condition, claims, out_of_iterations, method, sp
     tolerated = ~loop.verified & (found <= 1e3 * loop.residual) & method.minimises_energy
     accepted = finite & (loop.unverified | tolerated | ~worse)
     # The end of a cycle is progress as long as the residual falls; a claim must come true by half at least.
-    wanted = jnp.where(claims | (condition != CYCLE_CLOSED), 0.5, 1 - space.eps**0.5)
+    pausing = (condition == CYCLE_CLOSED) | (condition == LEAST_SQUARES)
+    wanted = jnp.where(claims | ~pausing, 0.5, 1 - space.eps**0.5)
     progress = loop.unverified | (found <= wanted * loop.residual)
     failures = jnp.where(progress, 0, loop.failures + 1)
     broken = (condition == ZERO_PIVOT) & ~claims
@@ -189,7 +190,8 @@ def _judge(loop, found, target, condition, claims, out_of_iterations, method, sp
     interrupted = out_of_iterations & ~claims & (condition == RUNNING)
     stuck = ((failures >= 2) | ~accepted) & ~interrupted
     indefinite = (condition == NEGATIVE_CURVATURE) & ~loop.unverified
-    inconsistent = (condition == LEAST_SQUARES) & ~loop.unverified
+    # What looks like least squares may be the slow part of an ill-conditioned system: begun anew, it goes on.
+    inconsistent = (condition == LEAST_SQUARES) & ~progress
     reasons = [
         (converged, Status.CONVERGED),
         (~finite, Status.NONFINITE),
