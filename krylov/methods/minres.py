@@ -163,8 +163,7 @@ def _rotate(space: Space, state: MINRESState, beta_next: RealScalar) -> MINRESSt
     # ||A r|| is phi times this: where it is nothing to rounding, r is what no x can mend. An inconsistent system gets
     # no closer than the root of the precision, and goes astray afterwards.
     normal = jnp.hypot(gamma_bar, delta_bar)
-    # Single precision has no room between that and an ill-conditioned system of full rank: there it must be clearer.
-    solved = (normal <= space.eps ** (0.5 if space.eps < 1e-10 else 0.75) * largest) & ~state.fresh
+    solved = (normal <= space.eps**0.5 * largest) & ~state.fresh
     # A zero pivot with no next Lanczos vector: the operator is singular on the Krylov space.
     singular = ((gamma <= space.eps * largest) | solved) & ~state.fresh
     cosine = jnp.where(singular, 0, divide(gamma_bar, gamma))
