@@ -91,8 +91,8 @@ def solve(
         >>> import jax.numpy as jnp, krylov
         >>> A = jnp.array([[4.0, 1.0], [1.0, 3.0]])
         >>> sol = krylov.solve(A, jnp.array([1.0, 2.0]), method="cg", rtol=1e-6)
-        >>> sol.x.round(4).tolist(), sol.status.name
-        ([0.0909000039100647, 0.6363999843597412], 'CONVERGED')
+        >>> [f"{value:.4f}" for value in sol.x], sol.status.name
+        (['0.0909', '0.6364'], 'CONVERGED')
     """
     b = _right_hand_side(b)
     op = as_operator(op, structure_of(b), where="solve")
@@ -124,7 +124,8 @@ def _finish(x, outcome, method, throw) -> Solution:
     traced = is_traced(outcome.status)
     kept = outcome.history
     if kept is not None and not traced and np.ndim(outcome.status) == 0:
-        kept = jnp.asarray(np.asarray(kept)[: int(outcome.iterations) + 1])  # a slice on the device would compile
+        # On the host: a slice on the device compiles for each length, and so does `jnp.asarray`.
+        kept = jax.device_put(np.asarray(kept)[: int(outcome.iterations) + 1])
     solution = Solution(
         x=x,
         iterations=outcome.iterations,

@@ -15,8 +15,8 @@ DTYPE = "float64" if X64 else "float32"
 TOLERANCE = 1e4 * eps(DTYPE)
 
 
-def by_krylov(A, b, method="gmres"):
-    return krylov.solve(MatrixOperator(A), b, method, rtol=20 * eps(DTYPE)).x
+def by_krylov(A, b):
+    return krylov.solve(MatrixOperator(A), b, "cg", rtol=20 * eps(DTYPE)).x
 
 
 def by_dense(A, b):
@@ -35,14 +35,13 @@ def in_fori_loop(solve):
 
 
 def in_cond(solve):
-    """One of two solves, one solve or none, and with a batch of predicates, where both branches run."""
+    """A solve or none, also for a batch of predicates, where both branches run."""
 
     def choose(which, A, b):
-        return jax.lax.cond(which, lambda: solve(A, b), lambda: solve(A.T, 2 * b) + b)
+        return jax.lax.cond(which, lambda: solve(A, 2 * b) + b, lambda: b)
 
     def composed(A, b):
-        some = jax.lax.cond(b[0] > 100, lambda: solve(A, b), lambda: b)
-        return choose(b[0] < 100, A, b), jax.vmap(choose, (0, None, None))(jnp.array([True, False]), A, b), some
+        return choose(b[0] < 100, A, b), jax.vmap(choose, (0, None, None))(jnp.array([True, False]), A, b)
 
     return composed
 
@@ -99,19 +98,20 @@ def in_operator(solve):
         if solve is by_dense:
             return jnp.linalg.solve(A + jnp.linalg.inv(inner), b)
         outer = FunctionOperator(lambda x: A @ x + solve(inner, x), b)
-        return krylov.solve(outer, b, "gmres", rtol=100 * eps(DTYPE)).x
+        return krylov.solve(outer, b, "cg", rtol=100 * eps(DTYPE)).x
 
     return composed
 
 
-QUICK = (in_scan, in_cond, in_operator)
+QUICK = (in_scan, in_operator)
 COMPOSITIONS = (in_scan, in_fori_loop, in_cond, in_checkpoint, in_custom_jvp, in_custom_vjp, in_operator)
 
 
 @pytest.mark.parametrize("compose", problems.slow_but(COMPOSITIONS, *QUICK), ids=lambda compose: compose.__name__)
 def test_values_and_derivatives_of_a_composition(compose):
-    A, b = problems.general(DTYPE)
+    A, b = problems.definite(DTYPE)
     A_dot, b_dot = random_vector(DTYPE, 10, 10, seed=1), random_vector(DTYPE, 10, seed=2)
+    A_dot = A_dot + A_dot.T
 
     def everything(solve):
         composed = compose(solve)
@@ -157,7 +157,7 @@ def test_in_while_loop_forward():
 
 @pytest.mark.slow
 def test_second_derivatives_in_reverse():
-    A, b = problems.general(DTYPE)
+    A, b = problems.definite(DTYPE)
 
     def gradient_norm(solve):
         gradient = jax.grad(lambda A, b: jnp.sum(jnp.sin(solve(A, b))), (0, 1))
@@ -171,7 +171,7 @@ def test_second_derivatives_in_reverse():
 SCALES = np.array([1e-30, 1e-20, 1e-10, 1.0, 1e10, 1e20, 1e30], "float32")
 
 
-@pytest.mark.parametrize("method", problems.slow_but(METHODS, "cg", "gmres"))
+@pytest.mark.parametrize("method", problems.slow_but(METHODS, "cg"))
 def test_derivatives_are_right_for_cotangents_and_tangents_of_every_size_in_float32(method):
     A, b = problems.suited(method, "float32")
     A_dot = (0.3 * A + 0.1 * np.eye(10)).astype("float32")
@@ -196,7 +196,7 @@ def test_derivatives_are_right_for_cotangents_and_tangents_of_every_size_in_floa
             assert norm(got[i] / scale - expected) <= 1e-4 * norm(expected), scale
 
 
-@pytest.mark.parametrize("method", ["gmres", "bicgstab"])
+@pytest.mark.parametrize("method", problems.slow_but(["gmres", "bicgstab"], "bicgstab"))
 def test_the_transposed_solve_uses_the_adjoint_of_a_preconditioner_that_is_not_symmetric(method):
     """With the exact inverse three products are enough, in both directions or in neither."""
     A, b = problems.general("float32")
@@ -218,7 +218,7 @@ def test_the_transposed_solve_uses_the_adjoint_of_a_preconditioner_that_is_not_s
     assert norm(wide(transposed) - np.linalg.solve(wide(A).T, wide(b))) <= 1e-4 * norm(transposed)
 
 
-@pytest.mark.parametrize("method", problems.slow_but(METHODS, "cg"))
+@pytest.mark.parametrize("method", problems.slow_but(["cg", "lu"], "lu"))
 def test_derivatives_in_the_shift_and_none_in_guess_tolerance_and_preconditioner(method):
     A, b = problems.suited(method, "float32")
     diagonal = np.linspace(0.1, 0.5, 10, dtype="float32")
@@ -244,7 +244,7 @@ def test_derivatives_in_the_shift_and_none_in_guess_tolerance_and_preconditioner
     np.testing.assert_allclose(in_diagonal, expected(diagonal), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", problems.slow_but(METHODS, "cg"))
+@pytest.mark.parametrize("method", problems.slow_but(["cg", "gmres", "lu"], "cg"))
 def test_derivatives_at_zero_and_of_nothing_are_finite(method):
     """At b = 0, with a cotangent of zero, and with an exact guess: nothing is divided by the size of a zero."""
     A, b = problems.suited(method, "float32")
@@ -283,10 +283,11 @@ def test_an_absolute_tolerance_belongs_to_the_system_and_not_to_its_derivatives(
     assert norm(wide(gradient) - expected) <= 1e-4 * norm(expected)
 
 
+@pytest.mark.slow
 def test_batches_of_gradients_agree_with_single_ones():
     systems = [problems.general("float32", seed=seed) for seed in range(3)]
     matrices, vectors = (np.stack([system[part] for system in systems]) for part in (0, 1))
-    gradient = jax.grad(lambda A, b: jnp.sum(krylov.solve(A, b, "gmres").x ** 2), (0, 1))
+    gradient = jax.grad(lambda A, b: jnp.sum(krylov.solve(A, b, "bicgstab").x ** 2), (0, 1))
     batch = jax.jit(jax.vmap(gradient))(matrices, vectors)
     single = jax.jit(gradient)
     for i in range(3):
@@ -315,9 +316,7 @@ def test_a_guess_or_an_absolute_tolerance_changes_no_derivative(options):
             "operator": jax.grad(loss, 0)(A, b),
             "b": jax.grad(loss, 1)(A, b),
             "jvp in the operator": jax.jvp(lambda A: solve(A, b), (A,), (A_dot,))[1],
-            "jvp in b": jax.jvp(lambda b: solve(A, b), (b,), (b_dot,))[1],
             "vmap of grad over the operator": jax.vmap(jax.grad(loss, 0), (0, None))(jnp.stack([A, A + A_dot / 9]), b),
-            "vmap of grad over b": jax.vmap(jax.grad(loss, 0), (None, 0))(A, jnp.stack([b, b_dot])),
             "linear_transpose": jax.linear_transpose(lambda b: solve(A, b), b)(b_dot)[0],
         }
 
