@@ -13,7 +13,7 @@ from krylov.operators.structure import has_complex, is_complex, join_real, ravel
 from .driver import Controls, Outcome, add_shift, as_returned, close_history, new_history
 from .methods.recurrence import Direct
 from .status import Status
-from .vectors import Space, add, power_of_two, safe_norm, scale, select, subtract, zeros_like
+from .vectors import Space, add, largest_entry, power_of_two, scale, select, subtract, zeros_like
 
 # Refinement gains digits in one or two steps, or never.
 _MAX_REFINEMENTS = 4
@@ -30,9 +30,10 @@ def factorize_and_refine(
 ) -> tuple[Vector, Outcome]:
     """Solve ``(A + shift) x = rhs`` with a dense factorization; iterations count back-substitutions."""
     space = Space.of(op.in_structure(), op.field)
-    rhs_norm = safe_norm(rhs, space.real_dtype)
-    unit = power_of_two(rhs_norm)
-    b, b_norm = scale(1 / unit, rhs), rhs_norm / unit
+    unit = power_of_two(largest_entry(rhs, space.real_dtype))
+    b = scale(1 / unit, rhs)
+    b_norm = space.norm(b)
+    rhs_norm = b_norm * unit
     target = jnp.maximum(controls.rtol * b_norm, controls.atol / unit)
     splits, structure = op._needs_splitting, op.in_structure()
     factors = method.factorize(_matrix(op, shift, splits))

@@ -13,7 +13,7 @@ from .methods.recurrence import CYCLE_CLOSED, LEAST_SQUARES, NEGATIVE_CURVATURE,
 from .packing import Packing
 from .progress import report_progress
 from .status import Status
-from .vectors import RealScalar, Space, add, axpy, power_of_two, safe_norm, scale, select, subtract, zeros_like
+from .vectors import RealScalar, Space, add, axpy, largest_entry, power_of_two, scale, select, subtract, zeros_like
 
 # A recurrence aims a little below the tolerance: its own residual and the true one differ by rounding.
 _AIM = 0.95
@@ -66,7 +66,8 @@ def iterate(
 ) -> tuple[Vector, Outcome]:
     """Solve ``(A + shift) x = rhs``.
 
-    The right-hand side is scaled to a norm between one and two by a power of two, so that its size changes no digit.
+    The right-hand side is scaled by a power of two, so that its size changes no digit: its largest entry becomes one to
+    two, and no square in a norm overflows or vanishes.
     """
     space = Space.of(op.in_structure(), op.field)
     packing = Packing(rhs)
@@ -77,10 +78,10 @@ def iterate(
     def times(operator: LinearOperator, vector: Vector) -> Vector:
         return packing.pack(product(operator, packing.unpack(vector)))
 
-    rhs_norm = safe_norm(rhs, space.real_dtype)
-    unit = power_of_two(rhs_norm)
+    unit = power_of_two(largest_entry(rhs, space.real_dtype))
     b, x = scale(1 / unit, rhs), scale(1 / unit, guess)
-    b_norm = rhs_norm / unit
+    b_norm = space.norm(b)
+    rhs_norm = b_norm * unit
     target = jnp.maximum(controls.rtol * b_norm, controls.atol / unit)
 
     trivial = rhs_norm == 0

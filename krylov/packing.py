@@ -20,6 +20,12 @@ class Packing:
         self._dtypes = [np.dtype(leaf.dtype) for leaf in leaves]
         sharded = any(abstract(leaf).sharding is not None for leaf in leaves)
         self._packs = len(leaves) >= _FEWEST_LEAVES and not sharded
+        ends: dict[str, int] = {}
+        self._starts = []
+        for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
+            start = ends.get(dtype.name, 0)
+            ends[dtype.name] = start + int(np.prod(shape))
+            self._starts.append(np.uint32(start))
 
     def pack(self, vector: Vector) -> Vector:
         """One array for each dtype, in a dictionary by its name."""
@@ -34,11 +40,12 @@ class Packing:
         """Inverse of `pack`."""
         if not self._packs:
             return packed
-        starts, leaves = dict.fromkeys(packed, 0), []
-        for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
-            start, size = starts[dtype.name], int(np.prod(shape))
-            starts[dtype.name] = start + size
-            leaves.append(packed[dtype.name][start : start + size].reshape(shape))
+        # Starts that XLA does not know: then leaves of one shape share one kernel, where constants give each its own.
+        starts = jax.lax.optimization_barrier(self._starts)
+        leaves = []
+        for start, shape, dtype in zip(starts, self._shapes, self._dtypes, strict=True):
+            leaf = jax.lax.dynamic_slice(packed[dtype.name], (start,), (int(np.prod(shape)),))
+            leaves.append(leaf.reshape(shape))
         return jax.tree.unflatten(self._tree, leaves)
 
     def pack_diagonal(self, shift: Vector) -> Vector:

@@ -72,17 +72,15 @@ def _sum(terms, dtype):
     return total if dtype is None else total.astype(dtype)
 
 
-def safe_norm(x: Vector, dtype: Any) -> RealScalar:
-    """The 2-norm without overflow or underflow of the squares."""
+def largest_entry(x: Vector, dtype: Any) -> RealScalar:
+    """The largest modulus of a real or imaginary part."""
     largest = jnp.zeros((), dtype)
     for leaf in jax.tree.leaves(x):
         if leaf.size:
             parts = [leaf.real, leaf.imag] if is_complex(leaf) else [leaf]
             for part in parts:
                 largest = jnp.maximum(largest, jnp.max(jnp.abs(part)).astype(dtype))
-    unit = power_of_two(largest)
-    scaled = scale(1 / unit, x)
-    return jnp.sqrt(real_inner(scaled, scaled)).astype(dtype) * unit
+    return largest
 
 
 def power_of_two(x: RealScalar) -> RealScalar:
