@@ -1,5 +1,10 @@
-"""Samples and weights cut into equal chunks, the last one filled up with samples of no weight."""
+"""Samples and weights cut into equal chunks, and the loops over them.
 
+The bodies of the loops are checkpointed: a derivative with respect to what they share keeps a chunk's inputs, not its
+activations, and memory stays flat.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -8,15 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from .sharding import Result, Spread, on_one_device, run_spread, spread_of
 from .structure import Structure, describe, is_traced
 
 
 class Chunks(eqx.Module):
-    """K chunks of c samples: the first N are the user's, in order, the rest repeat the first with weight zero."""
+    """K chunks of c samples: the user's in order, the last one of each device filled up with ones of weight zero."""
 
     samples: PyTree[Array]
     weights: Float[Array, "K c"]
     num_samples: int = eqx.field(static=True)
+    spread: Spread | None = eqx.field(static=True)
 
     @property
     def chunk_structure(self) -> Structure:
@@ -28,22 +35,95 @@ class Chunks(eqx.Module):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[2:]), x.dtype), self.samples)
 
     def first(self, count: int) -> PyTree[Array]:
-        """The first samples."""
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], self.samples)
+        """Some samples, on one device."""
+        return jax.tree.map(lambda x: _flat(x)[:count], on_one_device(self.samples))
 
     @property
     def flat_weights(self) -> Float[Array, " N"]:
         """The weights of the user's samples."""
-        return self.weights.reshape(-1)[: self.num_samples]
+        return self.join(self.weights)
 
     def cut(self, vector: PyTree[Array]) -> PyTree[Array]:
         """A vector with one row for each sample, cut like the samples; rows of the filling are zero."""
-        count, size = self.weights.shape
-        return jax.tree.map(lambda y: _fill(y, count * size, 0).reshape(count, size, *y.shape[1:]), vector)
+        size = self.weights.shape[1]
+        return self.run(lambda _, vector: _cut(vector, size, 0), None, vector)
 
     def join(self, vector: PyTree[Array]) -> PyTree[Array]:
         """Inverse of `cut`."""
-        return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[: self.num_samples], vector)
+        count = self.num_samples // (1 if self.spread is None else self.spread.num_parts)
+
+        def whole(_, vector):
+            return jax.tree.map(lambda y: _flat(y)[:count], vector)
+
+        return self.run(whole, None, vector)
+
+    def recut(self, size: int) -> "Chunks":
+        """The same samples in chunks of at most another size."""
+        if size == self.weights.shape[1]:
+            return self
+        count = self.num_samples // (1 if self.spread is None else self.spread.num_parts)
+        size = -(-count // -(-count // size))
+
+        def again(_, samples, weights):
+            flat = jax.tree.map(lambda x: _flat(x)[:count], (samples, weights))
+            return _cut(flat[0], size, 1), _cut(flat[1], size, 0)
+
+        samples, weights = self.run(again, None, self.samples, self.weights)
+        return Chunks(samples, weights, self.num_samples, self.spread)
+
+    def run(self, fn: Callable[..., Any], shared: Any, *stacks: Any, result: Result = "parts") -> Any:
+        """``fn(shared, *stacks)`` on the chunks of each device, see `run_spread`."""
+        return run_spread(self.spread, fn, shared, *stacks, result=result)
+
+    def map(self, body: Callable[..., Any], shared: Any, *stacks: Any) -> Any:
+        """``body(shared, *chunk)`` for each chunk of the stacks, stacked."""
+
+        def loop(shared, *stacks):
+            if _is_single(stacks):
+                out = jax.checkpoint(body)(shared, *jax.tree.map(lambda x: x[0], stacks))
+                return jax.tree.map(lambda x: x[None], out)
+            checkpointed = jax.checkpoint(body, prevent_cse=False)
+            return jax.lax.scan(lambda _, chunk: (None, checkpointed(shared, *chunk)), None, stacks)[1]
+
+        return self.run(loop, shared, *stacks)
+
+    def sum(self, body: Callable[..., Any], like: Any, shared: Any, *stacks: Any) -> Any:
+        """The sum of ``body(shared, *chunk)`` over chunks; ``like`` has the shapes and dtypes of the sum."""
+        # A sum of many chunks in half precision stops growing once it is some hundred times larger than its terms.
+        wide = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32)), like)
+
+        def loop(shared, *stacks):
+            if _is_single(stacks):
+                out = jax.checkpoint(body)(shared, *jax.tree.map(lambda x: x[0], stacks))
+                return jax.tree.map(lambda x, w: x.astype(w.dtype), out, wide)
+            checkpointed = jax.checkpoint(body, prevent_cse=False)
+
+            def step(total, chunk):
+                return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, checkpointed(shared, *chunk)), None
+
+            return jax.lax.scan(step, jax.tree.map(lambda w: jnp.zeros(w.shape, w.dtype), wide), stacks)[0]
+
+        total = self.run(loop, shared, *stacks, result="sum")
+        return jax.tree.map(lambda t, x: t.astype(x.dtype), total, like)
+
+
+def _is_single(stacks):
+    return jax.tree.leaves(stacks)[0].shape[0] == 1
+
+
+def _flat(x):
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _cut(tree, size, source):
+    """Chunks of a size, the last one filled up with zeros (source 0) or with the first entries (source 1)."""
+
+    # Real samples fill a chunk: a made-up one, all zero say, might be where the network is not finite.
+    def leaf(x):
+        count = -(-x.shape[0] // size)
+        return _fill(x, count * size, source).reshape(count, size, *x.shape[1:])
+
+    return jax.tree.map(leaf, tree)
 
 
 def _fill(x, length, source):
@@ -56,6 +136,8 @@ def _fill(x, length, source):
 
 def split_samples(samples: PyTree, weights: Any, chunk_size: int | None, weight_dtype: Any) -> Chunks:
     """Cut samples and weights into chunks of about equal size, none larger than ``chunk_size``.
+
+    Samples that are spread over a mesh stay where they are: each device has chunks of its own.
 
     Raises:
         ValueError: no samples, unequal lengths, weights of another length, negative, not finite or all zero.
@@ -73,17 +155,24 @@ def split_samples(samples: PyTree, weights: Any, chunk_size: int | None, weight_
     (n,) = lengths
     if n == 0:
         raise ValueError(f"Jacobian: there are no samples.\n  got       {describe(samples)}")
-    count = 1 if chunk_size is None else -(-n // chunk_size)
-    size = -(-n // count)
-    # More chunks than this would hold nothing but filling.
-    count = -(-n // size)
+    spread = spread_of(samples)
+    here = n // (1 if spread is None else spread.num_parts)
+    count = 1 if chunk_size is None else -(-here // chunk_size)
+    size = -(-here // count)
     weights = _normalised(weights, n, weight_dtype)
-    return Chunks(
-        # Real samples fill the last chunk: a made-up one, all zero say, might be where the network is not finite.
-        samples=jax.tree.map(lambda x: _fill(x, count * size, 1).reshape(count, size, *x.shape[1:]), samples),
-        weights=_fill(weights, count * size, 0).reshape(count, size),
-        num_samples=n,
-    )
+
+    def cut(_, samples, weights):
+        return _cut(samples, size, 1), _cut(weights, size, 0)
+
+    if spread is not None and not any(map(is_traced, (*leaves, weights))):
+        cut_all = eqx.filter_jit(lambda *stacks: run_spread(spread, cut, None, *stacks, result="parts"))
+    else:
+
+        def cut_all(*stacks):
+            return run_spread(spread, cut, None, *stacks, result="parts")
+
+    samples, weights = cut_all(samples, weights)
+    return Chunks(samples, weights, n, spread)
 
 
 def _normalised(weights, n, dtype):

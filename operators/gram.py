@@ -7,7 +7,6 @@ from .jacobian import Jacobian
 from .linear_call import closed_linear_call
 from .rows import gram_diagonal, gram_matrix
 from .structure import Structure, split_real, unravel
-from .tangent_sums import gram_product
 
 
 class GramOperator(LinearOperator):
@@ -20,7 +19,7 @@ class GramOperator(LinearOperator):
     jacobian: Jacobian
 
     def _product(self, vector: Vector) -> Vector:
-        return closed_linear_call(gram_product, None, self.jacobian, vector)
+        return closed_linear_call(_gram_product, None, self.jacobian, vector)
 
     def _adjoint_product(self, vector: Vector) -> Vector:
         return self._product(vector)
@@ -57,6 +56,10 @@ class GramOperator(LinearOperator):
     def as_matrix(self) -> Array:
         """The dense matrix, summed over groups of rows; see `LinearOperator.as_matrix`."""
         return gram_matrix(self.jacobian)
+
+
+def _gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
+    return jacobian.storage.gram_product(jacobian, vector)
 
 
 class CogramOperator(LinearOperator):

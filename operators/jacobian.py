@@ -1,12 +1,13 @@
-r"""The Jacobian of a network over samples as an operator, computed anew in each product, chunk by chunk.
+r"""The Jacobian of a network over samples as an operator, with products chunk by chunk or from a matrix.
 
 Row i of J is :math:`\sqrt{w_i}\,(O_i - \sum_j w_j O_j)` with :math:`O_i` the derivative of the network's output on
 sample i with respect to the parameters; without centring the mean is left out.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -17,11 +18,16 @@ from jaxtyping import Array, PyTree
 from .base import Field, LinearOperator, Vector, conjugate
 from .chunks import Chunks, check_chunk_size, split_samples
 from .closure import ClosedFunction, close
+from .dense import Dense
 from .linear_call import closed_linear_call
 from .linearization import explained
 from .samples_apart import check_samples_apart
+from .sharding import context_of_parts
+from .storage import Linearized, Recomputed, Storage
 from .structure import Structure, all_complex, check_vector, describe, is_complex, real_dtype, structure_of
-from .tangent_sums import mean_rows, pull_back, push_forward, safe_root
+from .tangent_sums import mean_rows, safe_root
+
+StorageName = Literal["recompute", "linearized", "dense"]
 
 
 class Jacobian(LinearOperator):
@@ -31,9 +37,11 @@ class Jacobian(LinearOperator):
 
     .. math:: (J v)_i = \sqrt{w_i}\,\bigl(O_i v - \textstyle\sum_j w_j O_j v\bigr),
 
-    the mean left out unless ``center``. Nothing is stored: each product linearizes ``f`` chunk by chunk. ``J.gram()``
-    is the quantum geometric tensor :math:`J^H J`, ``J.cogram()`` the neural tangent kernel :math:`J J^H`, and
-    ``J.H @ J.sample_vector(E)`` the forces.
+    the mean left out unless ``center``. ``J.gram()`` is the quantum geometric tensor :math:`J^H J`, ``J.cogram()`` the
+    neural tangent kernel :math:`J J^H`, and ``J.H @ J.sample_vector(E)`` the forces.
+
+    What is kept between products is the storage: nothing (``"recompute"``: each product linearizes ``f`` anew), the
+    residuals of the linearization (``"linearized"``), or all entries (``"dense"``). All three are the same map.
 
     The map is R-linear unless ``holomorphic=True`` promises more; adjoints are those of the real inner product, which
     is right for holomorphic, non-holomorphic and real parameters alike.
@@ -50,6 +58,10 @@ class Jacobian(LinearOperator):
         holomorphic: promise that ``f`` is holomorphic in complex parameters, so that J is C-linear.
         precision: matrix multiplication precision that ``f`` is traced under, see ``jax.default_matmul_precision``;
             None leaves it as it is. On GPUs the default TF32 breaks the symmetry that CG relies on.
+        storage: ``"recompute"``, ``"linearized"`` or ``"dense"``.
+
+    Samples that are sharded along the first axis stay where they are: each device loops over its own chunks, and sums
+    meet in one all-reduce. Parameters and vectors of their shape are replicated.
 
     Raises:
         ValueError: samples or weights of unequal lengths, bad weights or chunk size, outputs without the sample axis
@@ -70,6 +82,7 @@ class Jacobian(LinearOperator):
     params: PyTree
     chunks: Chunks
     mean_rows: PyTree | None
+    storage: Storage
     center: bool = eqx.field(static=True)
     holomorphic: bool = eqx.field(static=True)
 
@@ -85,6 +98,7 @@ class Jacobian(LinearOperator):
         trainable: Any = None,
         holomorphic: bool = False,
         precision: str | None = "highest",
+        storage: StorageName = "recompute",
     ):
         if not callable(f):
             raise TypeError(f"Jacobian: f must be a function f(params, samples), not {type(f).__name__}.")
@@ -102,12 +116,38 @@ class Jacobian(LinearOperator):
         # A chunk of one sample shows nothing of what two do to each other.
         alone = size == 1 and self.chunks.num_samples > 1
         check_samples_apart(self, self._trace(network, f, 2, precision) if alone else self.network)
-        self.mean_rows = mean_rows(self) if self.center else None
+        self._keep(storage)
+
+    def _keep(self, storage: StorageName) -> None:
+        """Set what is kept for products."""
+        kinds = {"recompute": lambda _: Recomputed(), "linearized": Linearized.of, "dense": Dense.of}
+        if storage not in kinds:
+            raise ValueError(
+                f"Jacobian: there is no such storage.\n  got       {storage!r}\n  expected  one of {', '.join(kinds)}"
+            )
+        set_field = object.__setattr__
+        set_field(self, "storage", Recomputed())
+        set_field(self, "mean_rows", None)
+        set_field(self, "storage", kinds[storage](self))
+        # A dense matrix is centred already.
+        if self.center and storage != "dense":
+            set_field(self, "mean_rows", mean_rows(self))
+
+    def with_storage(self, storage: StorageName) -> "Jacobian":
+        """The same map with another storage.
+
+        Args:
+            storage: ``"recompute"``, ``"linearized"`` or ``"dense"``.
+        """
+        other = copy_of(self)
+        other._keep(storage)
+        return other
 
     def _trace(self, network, f, count, precision) -> ClosedFunction:
         chunk = self.chunks.structure(count)
         try:
             with (
+                context_of_parts(self.chunks.spread),
                 jax.default_matmul_precision(precision) if precision is not None else contextlib.nullcontext(),
                 explained(network, self.params, chunk, name="Jacobian: f"),
             ):
@@ -142,11 +182,11 @@ class Jacobian(LinearOperator):
             )
 
     def _product(self, vector: Vector) -> Vector:
-        return closed_linear_call(push_forward, pull_back, self, vector)
+        return closed_linear_call(_push_forward, _pull_back, self, vector)
 
     def _adjoint_product(self, vector: Vector) -> Vector:
         # The transpose of a call is the other function, so this is one call too, with the roles exchanged.
-        return conjugate(closed_linear_call(pull_back, push_forward, self, conjugate(vector)))
+        return conjugate(closed_linear_call(_pull_back, _push_forward, self, conjugate(vector)))
 
     def in_structure(self) -> Structure:
         """The trainable parameters, None in place of the others."""
@@ -191,6 +231,22 @@ class Jacobian(LinearOperator):
             values = jax.tree.map(_embed, values, expected)
         values = check_vector("Jacobian.sample_vector", "values", values, expected)
         return _sample_vector(self.chunks, values, self.center)
+
+
+def copy_of(jacobian: Jacobian) -> Jacobian:
+    """A copy whose fields may be set; they are known to fit, and it would cost a trace to make it anew."""
+    copy = object.__new__(Jacobian)
+    for field in dataclasses.fields(Jacobian):
+        object.__setattr__(copy, field.name, getattr(jacobian, field.name))
+    return copy
+
+
+def _push_forward(jacobian: Jacobian, vector: Vector) -> Vector:
+    return jacobian.storage.push_forward(jacobian, vector)
+
+
+def _pull_back(jacobian: Jacobian, cotangent: Vector) -> Vector:
+    return jacobian.storage.pull_back(jacobian, cotangent)
 
 
 @eqx.filter_jit

@@ -1,6 +1,5 @@
 """What `check_operator` asks of the networks of the Jacobians inside an operator."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,9 +7,10 @@ import jax
 import numpy as np
 
 from .host_vectors import host
-from .jacobian import Jacobian
+from .jacobian import Jacobian, copy_of
 from .report import Finding, relative
 from .samples_apart import Difference, apart_from_together, evaluate, repeated
+from .storage import Recomputed
 
 
 def findings_of_network(jacobian: Jacobian) -> Iterator[Finding]:
@@ -56,10 +56,7 @@ def uncentred(part: Any) -> Any:
     """The Jacobian without centring; anything else as it is."""
     if not isinstance(part, Jacobian):
         return part
-    # Its fields are known to fit: it would cost a trace to make it anew.
-    copy = object.__new__(Jacobian)
-    for field in dataclasses.fields(Jacobian):
-        object.__setattr__(copy, field.name, getattr(part, field.name))
-    object.__setattr__(copy, "center", False)
-    object.__setattr__(copy, "mean_rows", None)
+    copy = copy_of(part)
+    for name, value in {"center": False, "mean_rows": None, "storage": Recomputed()}.items():
+        object.__setattr__(copy, name, value)
     return copy

@@ -1,8 +1,8 @@
 r"""The entries of a Jacobian, a group of samples at a time, and the sums over them that need entries.
 
-Row (i, r) is the weighted, centred gradient of number r of the output on sample i. Over the real field the numbers are
-real, first the real parts and then the imaginary parts of each output leaf, and a row runs over the real parts of all
-parameters and then the imaginary parts of the complex ones. Over the complex field numbers and rows are complex.
+Row (i, r) is the centred gradient of number r of the output on sample i, without its weight. Over the real field the
+numbers are real, first the real parts and then the imaginary parts of each output leaf, and a row runs over the real
+parts of all parameters and then the imaginary parts of the complex ones. Over the complex field both are complex.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Real
 
-from .linearization import explained
 from .structure import common_dtype, ravel, real_dtype, size_of, split_real, structure_of
-from .tangent_sums import output_units, safe_root
+from .tangent_sums import explains, mean_of_pulled, output_units
 
 if TYPE_CHECKING:
     from .jacobian import Jacobian
@@ -30,9 +29,11 @@ _ENTRIES_AT_ONCE = 1 << 23
 def gram_matrix(jacobian: Jacobian) -> Inexact[Array, "P P"]:
     """The matrix of ``J^H J``, on rows' entries."""
 
-    def product(rows):
-        flat = rows.reshape(-1, rows.shape[-1])
-        return jnp.matmul(jnp.conj(flat.T), flat, precision="highest")
+    # Weights rather than their roots twice: these have no derivative at zero.
+    def product(rows, weights):
+        weighted = weights[:, None, None] * rows
+        left, right = (x.reshape(-1, x.shape[-1]) for x in (jnp.conj(rows), weighted))
+        return jnp.matmul(left.T, right, precision="highest")
 
     return _sum_over_rows(jacobian, product, 2)
 
@@ -40,81 +41,99 @@ def gram_matrix(jacobian: Jacobian) -> Inexact[Array, "P P"]:
 @eqx.filter_jit
 def gram_diagonal(jacobian: Jacobian) -> Real[Array, " P"]:
     """The diagonal of ``J^H J``, on rows' entries."""
-    return _sum_over_rows(jacobian, lambda rows: jnp.sum(rows.real**2 + rows.imag**2, axis=(0, 1)), 1)
+
+    def squares(rows, weights):
+        return jnp.sum(weights[:, None, None] * (rows.real**2 + rows.imag**2), axis=(0, 1))
+
+    return _sum_over_rows(jacobian, squares, 1)
 
 
-def _sum_over_rows(jacobian: Jacobian, summand: Callable[[Array], Array], dimensions: int) -> Array:
-    """The sum of ``summand(rows)`` over groups of samples; each has ``dimensions`` axes of a row's length."""
-    chunks = jacobian.chunks
-    with explained(jacobian.network, jacobian.params, chunks.chunk_structure, name="Jacobian: f"):
-        units = _units(jacobian)
-        numbers = jax.tree.leaves(units)[0].shape[0]
-        length, dtype = _row_type(jacobian)
-        group = max(1, min(chunks.num_samples, _ENTRIES_AT_ONCE // max(1, numbers * length)))
-        mean = _mean(jacobian, units, group) if jacobian.center else None
+@eqx.filter_jit
+@explains
+def all_rows(jacobian: Jacobian) -> Inexact[Array, "K c numbers P"]:
+    """All rows, by chunks."""
+    size = jacobian.chunks.weights.shape[1]
+    group = _group_size(jacobian, size)
 
-        def of_group(pair):
-            samples, weights = pair
-            rows = jax.vmap(lambda sample: _rows_of_one(jacobian, units, sample))(samples)
-            if mean is not None:
-                rows = rows - mean
-            root = safe_root(weights).astype(real_dtype(rows.dtype))
-            return summand(root[:, None, None] * rows)
+    def of_chunk(shared, samples):
+        if group == size:
+            return _rows(jacobian, shared, samples)
+        return jax.lax.map(lambda sample: _row(jacobian, shared, sample), samples, batch_size=group)
 
-        real = real_dtype(dtype) if dimensions == 1 else dtype
-        return _over_groups(of_group, jacobian, group, jnp.zeros((length,) * dimensions, real))
+    return jacobian.chunks.map(of_chunk, _shared(jacobian), jacobian.chunks.samples)
 
 
-def _mean(jacobian, units, group):
-    """The weighted mean of each row over samples."""
-    numbers = jax.tree.leaves(units)[0].shape[0]
-    length, dtype = _row_type(jacobian)
-
-    def weighted(pair):
-        samples, weights = pair
-        rows = jax.vmap(lambda sample: _rows_of_one(jacobian, units, sample))(samples)
-        return jnp.tensordot(weights.astype(real_dtype(rows.dtype)), rows, axes=1, precision="highest")
-
-    return _over_groups(weighted, jacobian, group, jnp.zeros((numbers, length), dtype))
-
-
-def _rows_of_one(jacobian, units, sample):
-    one = jax.tree.map(lambda x: x[None], sample)
-    pull = jax.vjp(lambda params: jacobian.network_of_one(params, one), jacobian.params)[1]
-
-    def row(unit):
-        # The transpose, unconjugated: for a holomorphic network the row itself, else the conjugate of its gradient.
-        (gradient,) = pull(jax.tree.map(lambda u: jnp.conj(u)[None], unit))
-        if jacobian.field == "complex":
-            return ravel(gradient)
-        return ravel(split_real(jax.tree.map(jnp.conj, gradient)))
-
-    return jax.vmap(row)(units)
-
-
-def _units(jacobian: Jacobian) -> Any:
-    """Unit outputs of one sample: real ones for complex numbers, else those of real and imaginary parts."""
-    return output_units(jacobian, parts=jacobian.field == "real")
-
-
-def _row_type(jacobian):
+def row_type(jacobian: Jacobian) -> tuple[int, Any]:
+    """How many entries a row has, and their dtype."""
     params = structure_of(jacobian.params)
     if jacobian.field == "real":
         params = split_real(params)
     return size_of(params), common_dtype(params)
 
 
-def _over_groups(of_group, jacobian, group, zero):
-    """Sum over all samples, ``group`` at a time, and the rest that they leave."""
-    chunks = jacobian.chunks
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: chunks.num_samples], chunks.samples)
-    pairs = flat, chunks.flat_weights
-    full, rest = divmod(chunks.num_samples, group)
-    head = jax.tree.map(lambda x: x[: full * group].reshape(full, group, *x.shape[1:]), pairs)
-    checkpointed = jax.checkpoint(of_group, prevent_cse=False)
-    # A sum of many groups in half precision stops growing once it is some hundred times larger than its terms.
-    wide = zero.astype(jnp.promote_types(zero.dtype, jnp.float32))
-    total = jax.lax.scan(lambda total, pair: (total + checkpointed(pair).astype(wide.dtype), None), wide, head)[0]
-    if rest:
-        total = total + of_group(jax.tree.map(lambda x: x[full * group :], pairs)).astype(wide.dtype)
-    return total.astype(zero.dtype)
+@explains
+def _sum_over_rows(jacobian: Jacobian, summand: Callable[[Array, Array], Array], dimensions: int) -> Array:
+    """The sum of ``summand(rows, weights)`` over groups of samples; each has ``dimensions`` axes of a row's length."""
+    chunks, kept = jacobian.chunks, jacobian.storage.entries
+    length, dtype = row_type(jacobian)
+    real = real_dtype(dtype)
+    if kept is not None:
+
+        def flat(x):
+            return x.reshape(-1, *x.shape[2:])
+
+        def body(_, rows, weights):
+            return summand(flat(rows), flat(weights).astype(real))
+
+        return chunks.run(body, None, kept, chunks.weights, result="sum")
+    like = jax.ShapeDtypeStruct((length,) * dimensions, real if dimensions == 1 else dtype)
+    # Chunks of their own: what a product holds of a chunk says nothing of the size of its rows.
+    chunks = chunks.recut(_group_size(jacobian, chunks.num_samples))
+
+    def body(shared, samples, weights):
+        return summand(_rows(jacobian, shared, samples), weights.astype(real))
+
+    return chunks.sum(body, like, _shared(jacobian), chunks.samples, chunks.weights)
+
+
+def _group_size(jacobian, most):
+    length, _ = row_type(jacobian)
+    numbers = jax.tree.leaves(_units(jacobian))[0].shape[0]
+    return max(1, min(most, _ENTRIES_AT_ONCE // max(1, numbers * length)))
+
+
+def _shared(jacobian):
+    """What rows are made of, apart from samples: network, parameters, unit outputs and the mean row."""
+    units = _units(jacobian)
+    mean = None
+    if jacobian.center:
+        mean = jax.vmap(lambda gradient: _flatten(jacobian, gradient))(mean_of_pulled(jacobian, units))
+    return jacobian.network_of_one, jacobian.params, units, mean
+
+
+def _rows(jacobian, shared, samples):
+    return jax.vmap(lambda sample: _row(jacobian, shared, sample))(samples)
+
+
+def _row(jacobian, shared, sample):
+    network, params, units, mean = shared
+    one = jax.tree.map(lambda x: x[None], sample)
+    pull = jax.vjp(lambda p: network(p, one), params)[1]
+
+    # The transpose, unconjugated: for a holomorphic network the row itself, else the conjugate of its gradient.
+    def of_unit(unit):
+        return _flatten(jacobian, pull(jax.tree.map(lambda u: jnp.conj(u)[None], unit))[0])
+
+    rows = jax.vmap(of_unit)(units)
+    return rows if mean is None else rows - mean
+
+
+def _flatten(jacobian, gradient):
+    if jacobian.field == "complex":
+        return ravel(gradient)
+    return ravel(split_real(jax.tree.map(jnp.conj, gradient)))
+
+
+def _units(jacobian: Jacobian) -> Any:
+    """Unit outputs of one sample: real ones for complex numbers, else those of real and imaginary parts."""
+    return output_units(jacobian, parts=jacobian.field == "real")

@@ -1,14 +1,14 @@
-r"""Sums over samples of products with derivatives of a network: the loops that every tangent operator runs.
+r"""Sums over samples of products with derivatives of a network: the loops that chunked tangent operators run.
 
-Each function here is one scan over chunks whose body linearizes the network on its chunk. Bodies are checkpointed: a
-derivative with respect to the parameters then keeps the chunk's inputs, not its activations, and memory stays flat.
+Each function here is one loop over chunks. What a chunk's derivative is made of, samples or kept residuals, is the
+storage's business.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import equinox as eqx
 import jax
@@ -21,13 +21,14 @@ from .structure import Structure, is_complex, real_dtype, size_of
 
 if TYPE_CHECKING:
     from .jacobian import Jacobian
+    from .storage import Chunked
 
 # Up to this many real numbers of output per sample the mean rows are kept as vectors; beyond, the mean of each product
 # is taken in a pass of its own.
 MAX_MEAN_ROWS = 16
 
 
-def _explains(fun: Callable[..., Any]) -> Callable[..., Any]:
+def explains(fun: Callable[..., Any]) -> Callable[..., Any]:
     """A network that cannot be linearized or transposed is named in the error, with the cure."""
 
     @functools.wraps(fun)
@@ -39,13 +40,13 @@ def _explains(fun: Callable[..., Any]) -> Callable[..., Any]:
     return explained_fun
 
 
-@_explains
+@explains
 def push_forward(jacobian: Jacobian, vector: Vector) -> Vector:
     """``J v``: one row for each sample."""
     return jacobian.chunks.join(_products(jacobian, vector, safe_root))
 
 
-@_explains
+@explains
 def pull_back(jacobian: Jacobian, cotangent: Vector) -> Vector:
     """``J^T y``, the transpose of `push_forward`."""
     return _pull(jacobian, jacobian.chunks.cut(cotangent), safe_root)
@@ -53,32 +54,40 @@ def pull_back(jacobian: Jacobian, cotangent: Vector) -> Vector:
 
 def _products(jacobian: Jacobian, vector: Vector, factor: Callable[[Array], Array]) -> Vector:
     """``O v``, centred, times a factor made of the weights, by chunks."""
-    mean = _mean_of_product(jacobian, vector)
+    chunks, storage = jacobian.chunks, _chunked(jacobian)
 
-    def body(chunk, weights):
-        _, out = jax.jvp(lambda p: jacobian.network(p, chunk), (jacobian.params,), (vector,))
+    def body(shared, chunk, weights):
+        of_storage, vector, mean = shared
+        out = storage.push(of_storage, chunk, vector)
         return _weigh(factor(weights), _subtract(out, mean))
 
-    return _map_chunks(body, jacobian.chunks.samples, jacobian.chunks.weights)
+    shared = storage.shared(jacobian), vector, _mean_of_product(jacobian, vector)
+    return chunks.map(body, shared, storage.stacked(jacobian), chunks.weights)
 
 
 def _pull(jacobian: Jacobian, cut: Vector, factor: Callable[[Array], Array]) -> Vector:
     """The transpose of `_products`."""
-    chunks, total = jacobian.chunks, None
+    chunks, storage, total = jacobian.chunks, _chunked(jacobian), None
     if jacobian.center:
-        total = jax.tree.map(lambda y: y.sum((0, 1)), jax.vmap(_weigh)(factor(chunks.weights), cut))
+        like = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), jacobian.network.out_structure)
 
-    def body(chunk, weights, y):
+        def weighed(_, weights, y):
+            return jax.tree.map(lambda y: y.sum(0), _weigh(factor(weights), y))
+
+        total = chunks.sum(weighed, like, None, chunks.weights, cut)
+
+    def body(shared, chunk, weights, y):
+        of_storage, total = shared
         y = _weigh(factor(weights), y)
         if total is not None:
             y = jax.tree.map(lambda y, s: y - _column(weights, y) * s, y, total)
-        (out,) = jax.vjp(lambda p: jacobian.network(p, chunk), jacobian.params)[1](y)
-        return out
+        return storage.pull(of_storage, chunk, y)
 
-    return _sum_chunks(body, jacobian.params, chunks.samples, chunks.weights, cut)
+    shared = storage.shared(jacobian), total
+    return chunks.sum(body, jacobian.params, shared, storage.stacked(jacobian), chunks.weights, cut)
 
 
-@_explains
+@explains
 def gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
     r"""``J^H J v`` in one pass: each chunk is linearized once, pushed forward and pulled back.
 
@@ -90,22 +99,24 @@ def gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
         # Weights rather than their roots twice: these have no derivative at zero.
         products = _products(jacobian, vector, jnp.ones_like)
         return conjugate(_pull(jacobian, conjugate(products), lambda weights: weights))
+    chunks, storage = jacobian.chunks, _chunked(jacobian)
     mean = _mean_of_product(jacobian, vector)
 
-    def body(chunk, weights):
-        _, push = jax.linearize(lambda p: jacobian.network(p, chunk), jacobian.params)
+    def body(shared, chunk, weights):
+        of_storage, vector, mean = shared
+        push = storage.tangent_map(of_storage, chunk)
         out = _weigh(weights, _subtract(push(vector), mean))
-        (back,) = jax.linear_transpose(push, jacobian.params)(conjugate(out))
+        (back,) = jax.linear_transpose(push, vector)(conjugate(out))
         return back, None if mean is None else jax.tree.map(lambda y: y.sum(0), out)
 
-    chunks = jacobian.chunks
-    back, rest = _sum_chunks(body, (jacobian.params, mean), chunks.samples, chunks.weights)
+    shared = storage.shared(jacobian), vector, mean
+    back, rest = chunks.sum(body, (jacobian.params, mean), shared, storage.stacked(jacobian), chunks.weights)
     back = conjugate(back)
     return back if rest is None else jax.tree.map(jnp.subtract, back, _adjoint_of_mean(jacobian, rest))
 
 
 @eqx.filter_jit
-@_explains
+@explains
 def mean_rows(jacobian: Jacobian) -> PyTree[Array] | None:
     r"""The vectors :math:`g_r` with which :math:`\mathrm{Re}\langle g_r, v\rangle` is component r of the mean product.
 
@@ -113,19 +124,25 @@ def mean_rows(jacobian: Jacobian) -> PyTree[Array] | None:
     """
     if sum(size_of(s) * (2 if is_complex(s) else 1) for s in jax.tree.leaves(_output_of_one(jacobian))) > MAX_MEAN_ROWS:
         return None
-    units = output_units(jacobian)
+    return conjugate(mean_of_pulled(jacobian, output_units(jacobian)))
 
-    def body(chunk, weights):
-        _, pull = jax.vjp(lambda p: jacobian.network(p, chunk), jacobian.params)
+
+def mean_of_pulled(jacobian: Jacobian, units: PyTree[Array]) -> PyTree[Array]:
+    """The weighted mean over samples of the conjugate of each unit output, pulled back."""
+    chunks, storage = jacobian.chunks, _chunked(jacobian)
+
+    def body(shared, chunk, weights):
+        of_storage, units = shared
 
         def row(unit):
             spread = jax.tree.map(lambda u: jnp.broadcast_to(u, (weights.shape[0], *u.shape)), unit)
-            return pull(_weigh(weights, conjugate(spread)))[0]
+            return storage.pull(of_storage, chunk, _weigh(weights, conjugate(spread)))
 
         return jax.vmap(row)(units)
 
-    like = jax.tree.map(lambda p: jnp.zeros((len(jax.tree.leaves(units)[0]), *p.shape), p.dtype), jacobian.params)
-    return conjugate(_sum_chunks(body, like, jacobian.chunks.samples, jacobian.chunks.weights))
+    count = jax.tree.leaves(units)[0].shape[0]
+    like = jax.tree.map(lambda p: jax.ShapeDtypeStruct((count, *p.shape), p.dtype), jacobian.params)
+    return chunks.sum(body, like, (storage.shared(jacobian), units), storage.stacked(jacobian), chunks.weights)
 
 
 def output_units(jacobian: Jacobian, *, parts: bool = True) -> PyTree[Array]:
@@ -151,13 +168,15 @@ def _mean_of_product(jacobian: Jacobian, vector: Vector) -> PyTree[Array] | None
     if not jacobian.center:
         return None
     if jacobian.mean_rows is None:
+        chunks, storage = jacobian.chunks, _chunked(jacobian)
 
-        def body(chunk, weights):
-            _, out = jax.jvp(lambda p: jacobian.network(p, chunk), (jacobian.params,), (vector,))
+        def body(shared, chunk, weights):
+            of_storage, vector = shared
+            out = storage.push(of_storage, chunk, vector)
             return jax.tree.map(lambda o: (_column(weights, o) * o).sum(0), out)
 
-        like = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), jacobian.network.out_structure)
-        return _sum_chunks(body, like, jacobian.chunks.samples, jacobian.chunks.weights)
+        like = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), jacobian.network.out_structure)
+        return chunks.sum(body, like, (storage.shared(jacobian), vector), storage.stacked(jacobian), chunks.weights)
     pairs = zip(jax.tree.leaves(jacobian.mean_rows), jax.tree.leaves(vector), strict=True)
     first, *rest = (jax.vmap(_real_inner, (0, None))(rows, x) for rows, x in pairs)
     components = sum(rest, first)
@@ -185,27 +204,8 @@ def _real_inner(x: Array, y: Array) -> Array:
     return jnp.sum(x * y)
 
 
-def _map_chunks(body, *stacks: Any) -> Any:
-    if jax.tree.leaves(stacks)[0].shape[0] == 1:
-        out = jax.checkpoint(body)(*jax.tree.map(lambda x: x[0], stacks))
-        return jax.tree.map(lambda x: x[None], out)
-    checkpointed = jax.checkpoint(body, prevent_cse=False)
-    return jax.lax.scan(lambda _, chunk: (None, checkpointed(*chunk)), None, stacks)[1]
-
-
-def _sum_chunks(body, like: Any, *stacks: Any) -> Any:
-    """Sum of ``body`` over chunks; ``like`` has the shapes and dtypes of the sum."""
-    if jax.tree.leaves(stacks)[0].shape[0] == 1:
-        return jax.checkpoint(body)(*jax.tree.map(lambda x: x[0], stacks))
-    checkpointed = jax.checkpoint(body, prevent_cse=False)
-
-    def step(total, chunk):
-        return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, checkpointed(*chunk)), None
-
-    # A sum of many chunks in half precision stops growing once it is some hundred times larger than its terms.
-    wide = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=jnp.promote_types(x.dtype, jnp.float32)), like)
-    total = jax.lax.scan(step, wide, stacks)[0]
-    return jax.tree.map(lambda t, x: t.astype(x.dtype), total, like)
+def _chunked(jacobian: Jacobian) -> Chunked:
+    return cast("Chunked", jacobian.storage)
 
 
 def safe_root(weights: Array) -> Array:

@@ -7,6 +7,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import jax
+import jax.monitoring
 import numpy as np
 import pytest
 
@@ -26,3 +27,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def count_compilations():
+    counts = [0]
+
+    def listener(name, *_, **__):
+        counts[0] += name == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    yield lambda: counts[0]
+    jax.monitoring.unregister_event_duration_listener(listener)

@@ -4,7 +4,6 @@ import re
 
 import equinox as eqx
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -646,18 +645,6 @@ def test_negative_weights_that_are_traced_poison_the_products():
 
 
 # Compilation.
-
-
-@pytest.fixture
-def count_compilations():
-    counts = [0]
-
-    def listener(name, *_, **__):
-        counts[0] += name == "/jax/core/compile/backend_compile_duration"
-
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    yield lambda: counts[0]
-    jax.monitoring.unregister_event_duration_listener(listener)
 
 
 NETWORKS_TO_REPEAT = [
