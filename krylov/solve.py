@@ -8,8 +8,6 @@ import numpy as np
 
 from krylov.operators.base import LinearOperator, Vector
 from krylov.operators.convert import as_operator
-from krylov.operators.function import check_inexact
-from krylov.operators.matrix import DiagonalOperator, MatrixOperator
 from krylov.operators.structure import (
     Structure,
     all_complex,
@@ -21,21 +19,18 @@ from krylov.operators.structure import (
     is_traced,
     real_dtype,
     same_structure,
-    size_of,
     structure_of,
 )
 from krylov.operators.views import complexify
 
-from .driver import Controls, is_scalar
+from .arguments import is_real_matrix, known, number, real_unknowns, right_hand_side, stopping
+from .driver import is_scalar
 from .implicit import solve_implicitly
 from .methods import METHODS, Direct, Method, method_named
 from .precision import promote_half
 from .solution import ConvergenceError, Solution
 from .status import Status
 from .vectors import zeros_like
-
-# Residual norms kept by history=True where maxiter is not given.
-_MAX_HISTORY = 10_000
 
 
 def solve(
@@ -94,7 +89,7 @@ def solve(
         >>> [f"{value:.4f}" for value in sol.x], sol.status.name
         (['0.0909', '0.6364'], 'CONVERGED')
     """
-    b = _right_hand_side(b)
+    b = right_hand_side("solve", "b", b)
     op = as_operator(op, structure_of(b), where="solve")
     if preconditioner is not None:
         preconditioner = as_operator(preconditioner, structure_of(b), where="solve: preconditioner")
@@ -112,8 +107,9 @@ def solve(
     shift = _shift(shift, structure)
     chosen = _choose(method, op, shift)
     _check_method(chosen, shift, preconditioner)
-    controls = _controls(rtol, atol, maxiter, history, progress, structure)
-    own_terms = x0_given or not (_known(controls.atol) == 0 and _known(controls.rtol) > 0)
+    dtype, unknowns = real_dtype(common_dtype(structure)), real_unknowns(structure)
+    controls = stopping("solve", rtol, atol, maxiter, history, progress, dtype, unknowns)
+    own_terms = x0_given or not (known(controls.atol) == 0 and known(controls.rtol) > 0)
     system = (op, shift, preconditioner, b, guess)
     traced = any(map(is_traced, jax.tree.leaves((system, controls))))
     x, outcome = solve_implicitly(chosen, *system, jnp.asarray(x0_given), controls, own_terms, bool(throw) and traced)
@@ -141,24 +137,13 @@ def _finish(x, outcome, method, throw) -> Solution:
     return solution
 
 
-def _right_hand_side(b: Any) -> Vector:
-    try:
-        b = jax.tree.map(jnp.asarray, b)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"solve: b is not a pytree of arrays: {error}") from None
-    check_inexact("solve", "b", structure_of(b))
-    return b
-
-
 def _match_fields(op, preconditioner, b):
     """A real matrix, with its preconditioner, is extended to complex vectors where b is complex."""
-    matrices = (MatrixOperator, DiagonalOperator)
-    real_matrix = isinstance(op, matrices) and not has_complex(op.in_structure())
-    if real_matrix and all_complex(b):
+    if is_real_matrix(op) and all_complex(b):
         op = complexify(op)
         if preconditioner is not None and not has_complex(preconditioner.in_structure()):
             preconditioner = complexify(preconditioner)
-    elif isinstance(preconditioner, matrices) and all_complex(b) and not has_complex(preconditioner.in_structure()):
+    elif preconditioner is not None and is_real_matrix(preconditioner) and all_complex(b):
         preconditioner = complexify(preconditioner)
     return op, preconditioner
 
@@ -186,7 +171,7 @@ def _shift(shift: Any, structure: Structure) -> Any:
     if isinstance(shift, (bool, str)) or shift is None:
         raise TypeError(f"solve: shift must be a number or a pytree like b, not {shift!r}.")
     if is_scalar(shift):
-        value = _number("shift", shift)
+        value = number("solve", "shift", shift)
         complex_shift = bool(np.iscomplexobj(value)) or (hasattr(value, "dtype") and is_complex(value))
         if complex_shift and not all_complex(structure):
             raise ValueError(
@@ -194,7 +179,7 @@ def _shift(shift: Any, structure: Structure) -> Any:
                 f"  vectors   {describe(structure)}\n  Pass its real part, or make the system complex."
             )
         dtype = common_dtype(structure)
-        return _cast(value, dtype if complex_shift else real_dtype(dtype))
+        return value.astype(dtype if complex_shift else real_dtype(dtype))
     leaves = jax.tree.map(jnp.asarray, shift)
     fits = jax.tree.structure(leaves) == jax.tree.structure(structure) and all(
         d.shape in ((), s.shape) and (is_complex(s) or not is_complex(d))
@@ -206,24 +191,6 @@ def _shift(shift: Any, structure: Structure) -> Any:
             f"  got       {describe(shift)}\n  expected  {describe(structure)}"
         )
     return jax.tree.map(lambda d, s: d.astype(s.dtype if is_complex(d) else real_dtype(s.dtype)), leaves, structure)
-
-
-def _number(name: str, value: Any) -> Any:
-    if not hasattr(value, "dtype"):
-        value = np.asarray(value)
-    if not (jnp.issubdtype(value.dtype, jnp.number)) or value.shape != ():
-        raise TypeError(f"solve: {name} must be a number, not {value!r}.")
-    return value
-
-
-def _known(tolerance: Any) -> float:
-    """The value of a tolerance, or NaN where it is traced."""
-    return float("nan") if is_traced(tolerance) else float(tolerance)
-
-
-def _cast(value: Any, dtype: Any) -> Any:
-    """NumPy numbers stay NumPy: converting them on the device would compile."""
-    return value.astype(dtype)
 
 
 def _choose(method: Any, op: LinearOperator, shift: Any) -> Method:
@@ -245,37 +212,3 @@ def _check_method(method: Method, shift: Any, preconditioner: LinearOperator | N
             f"solve: {method.name} needs a hermitian system, and a complex shift makes none. Use method='gmres', or "
             "the real part of the shift."
         )
-
-
-def _controls(rtol, atol, maxiter, history, progress, structure: Structure) -> Controls:
-    dtype = real_dtype(common_dtype(structure))
-    tolerances = []
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        value = _number(name, value)
-        if np.iscomplexobj(value) if not is_traced(value) else is_complex(value):
-            raise TypeError(f"solve: {name} must be real, not {value!r}.")
-        if not is_traced(value) and not value >= 0:
-            raise ValueError(f"solve: {name} must not be negative.\n  got       {value}\n  expected  a number >= 0")
-        tolerances.append(_cast(value, dtype))
-    unknowns = sum(size_of(s) * (2 if is_complex(s) else 1) for s in jax.tree.leaves(structure))
-    length = min(10 * max(unknowns, 1), _MAX_HISTORY) + 1
-    if maxiter is None:
-        limit = np.asarray(min(10 * max(unknowns, 1), np.iinfo(np.int32).max), np.int32)
-    elif is_traced(maxiter):
-        limit = maxiter.astype(jnp.int32)
-    else:
-        whole = (
-            not isinstance(maxiter, bool)
-            and np.ndim(maxiter) == 0
-            and np.issubdtype(np.asarray(maxiter).dtype, np.integer)
-        )
-        if not whole or maxiter < 0:
-            raise ValueError(
-                f"solve: maxiter must be a whole number and not negative.\n  got       {maxiter!r}\n"
-                "  Leave it out for ten times the number of real unknowns."
-            )
-        limit = np.asarray(min(int(maxiter), np.iinfo(np.int32).max), np.int32)
-        length = min(int(maxiter), _MAX_HISTORY) + 1
-    # An array made from a NumPy number compiles nothing.
-    limit = jnp.asarray(limit)
-    return Controls(tolerances[0], tolerances[1], limit, length if history else None, bool(progress))
