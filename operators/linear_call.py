@@ -216,6 +216,9 @@ def _transpose(cotangents, *args, callee, transpose, num_residuals):
 
 
 def _batch(axis_data, args, dims, *, callee, transpose, num_residuals):
+    if all(d is None for d in dims):  # JAX asks all the same
+        out = linear_call_p.bind(*args, callee=callee, transpose=transpose, num_residuals=num_residuals)
+        return out, [None] * len(out)
     size = axis_data.size
     residuals, linear = args[:num_residuals], args[num_residuals:]
     residual_dims = tuple(dims[:num_residuals])

@@ -116,6 +116,13 @@ def test_constants_closed_over_inside_jit_are_not_stale():
     assert_close([product(s)(x)[0] for s in (2.0, 3.0)], [2 * x, 3 * x])
 
 
+def test_what_is_not_batched_stays_so_inside_vmap():
+    """`jax.hessian` needs it: there the values are the same for all tangents."""
+    fun, fun_transpose, A, x = real_matrix()
+    hessian = jax.hessian(lambda x: jnp.sum(linear_call(fun, fun_transpose, A, x) ** 2))(x)
+    assert_close(hessian, 2 * jnp.sin(A).T @ jnp.sin(A))
+
+
 def test_transposed_in_a_residual_it_is_linear_in():
     A, x, y = array(1, 4, 3), array(2, 3), array(3, 4)
 
