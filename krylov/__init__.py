@@ -4,8 +4,9 @@ from importlib.metadata import version as _version
 
 from krylov.operators import Jacobian, LinearOperator, OperatorError, check_operator
 
-from .methods import CG, GMRES, LU, MINRES, BiCGStab, Cholesky
-from .solution import ConvergenceError, Solution
+from .lstsq import lstsq
+from .methods import CG, CGLS, CRAIG, GMRES, LSMR, LSQR, LU, MINRES, BiCGStab, Cholesky
+from .solution import ConvergenceError, LeastSquaresSolution, Solution
 from .solve import solve
 from .status import Status
 
@@ -13,17 +14,23 @@ __version__ = _version("krylov-jax")
 
 __all__ = [
     "CG",
+    "CGLS",
+    "CRAIG",
     "GMRES",
+    "LSMR",
+    "LSQR",
     "LU",
     "MINRES",
     "BiCGStab",
     "Cholesky",
     "ConvergenceError",
     "Jacobian",
+    "LeastSquaresSolution",
     "LinearOperator",
     "OperatorError",
     "Solution",
     "Status",
     "check_operator",
+    "lstsq",
     "solve",
 ]

@@ -16,7 +16,7 @@ from .status import Status
 from .vectors import RealScalar, Space, add, axpy, largest_entry, power_of_two, scale, select, subtract, zeros_like
 
 # A recurrence aims a little below the tolerance: its own residual and the true one differ by rounding.
-_AIM = 0.95
+AIM = 0.95
 
 
 class Controls(eqx.Module):
@@ -114,7 +114,7 @@ def iterate(
 
         estimate, condition = method.residual_norm(state), method.condition(state)
         # A recurrence cannot shrink its residual by more than its digits: then it is verified whatever the tolerance.
-        claims = estimate <= jnp.maximum(_AIM * target, 0.01 * space.eps * loop.residual)
+        claims = estimate <= jnp.maximum(AIM * target, 0.01 * space.eps * loop.residual)
         iterations = loop.rounds // method.products
         out_of_iterations = iterations >= controls.maxiter
         diverges = ~(estimate <= loop.residual / space.eps)  # True for NaN

@@ -63,8 +63,59 @@ class Solution(eqx.Module):
         )
 
 
+class LeastSquaresSolution(Solution):
+    r"""The result of `lstsq`; a pytree, so that it passes through jit, vmap and scan.
+
+    With r = y - J x, :math:`\lambda` the damping and :math:`f = \sqrt{\|r\|^2 + \lambda^2 \|x\|^2}`, all
+    recomputed from x:
+
+    Attributes:
+        x: the solution, like the operator's input.
+        iterations: iterations taken.
+        matvecs: products with the operator and with its adjoint, those that verify among them.
+        residual_norm: :math:`\|r\|`.
+        objective_norm: f, which is minimised; without damping the same as ``residual_norm``.
+        gradient_norm: :math:`\|J^H r - \lambda^2 x\|`, zero at the solution.
+        operator_norm: a lower bound of the spectral norm of J (with damping: of J over :math:`\lambda`).
+        rhs_norm: :math:`\|y\|`.
+        history: f after each iteration, the first entry before it, if asked for. Its entries are the recurrence's own.
+        gradient_history: the gradient norm after each iteration, likewise.
+        method: the method's name.
+    """
+
+    objective_norm: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    operator_norm: Float[Array, ""]
+    gradient_history: Float[Array, " length"] | None
+
+    def __repr__(self) -> str:
+        if is_traced(self.status_code) or np.ndim(self.status_code) > 0:
+            return "LeastSquares" + super().__repr__()
+        status = Status(int(self.status_code))
+        norm, rhs = float(self.residual_norm), float(self.rhs_norm)
+        slope = float(self.operator_norm) * float(self.objective_norm)
+        relative = f" ({norm / rhs:.1e} of ||y||)" if rhs > 0 else ""
+        falling = f" ({float(self.gradient_norm) / slope:.1e} of ||J|| ||r||)" if slope > 0 else ""
+        return (
+            f"LeastSquaresSolution({status.name} by {self.method} after {int(self.iterations)} iterations, "
+            f"{int(self.matvecs)} products: ||r|| = {norm:.1e}{relative}, gradient {float(self.gradient_norm):.1e}"
+            f"{falling}; {_LEAST_SQUARES_ADVICE.get(status, status.advice)})"
+        )
+
+
+_LEAST_SQUARES_ADVICE = {
+    Status.CONVERGED: "the residual or the gradient is within the tolerance",
+    Status.MAX_ITERATIONS: "the iterations ran out; raise maxiter or the damping",
+    Status.STAGNATED: (
+        "residual and gradient stopped falling above the tolerance; rounding allows no better: raise rtol or the "
+        "damping, or use higher precision. craig needs a problem that has a solution"
+    ),
+    Status.BREAKDOWN: "the method diverged or cannot lower the residual; craig needs a problem that has a solution",
+}
+
+
 class ConvergenceError(RuntimeError):
-    """Raised by ``solve(..., throw=True)``; the solution that was reached is its attribute ``solution``."""
+    """Raised with ``throw=True``; the solution that was reached is its attribute ``solution``."""
 
     def __init__(self, solution: Solution):
         super().__init__(repr(solution))

@@ -28,7 +28,7 @@ HERMITIAN_METHODS = ("cg", "minres", "cholesky")
 
 def slow_but(values, *quick):
     """Parameters of a test of which only the quick ones run in every run."""
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [pytest.param(value, marks=[] if value in quick else pytest.mark.slow) for value in values]
 
 
 class System(NamedTuple):
@@ -183,6 +183,47 @@ def strakos(dtype, n=48, rho=0.65, smallest=1e-10) -> System:
     return System(hermitian(dtype, eigenvalues), (q @ np.ones(n)).astype(dtype))
 
 
+def rank_two(dtype, rows=25, columns=10) -> System:
+    """Problem 8: A_ij = i / j - conj(a) j / i, whose rank is 2, with b = A 1."""
+    i, j = np.arange(1.0, rows + 1)[:, None], np.arange(1.0, columns + 1)
+    matrix = i / j - np.conj(_a(dtype)) * j / i
+    return _system(matrix, dtype, matrix @ np.ones(columns))
+
+
+def householder_singular_values(dtype, rows=25, columns=10, repeats=2, power=3, residual=0.0) -> System:
+    """Problem 9: singular values (floor((i - 1 + q) / q) q / n)^p between Householder matrices; Paige & Saunders."""
+    i = np.arange(1, columns + 1)
+    values = (np.floor((i - 1 + repeats) / repeats) * repeats / columns) ** power
+    left, right = (
+        np.exp(1j * k * np.arange(k)) if is_complex(dtype) else np.cos(np.arange(k)) for k in (rows, columns)
+    )
+    left, right = (np.eye(len(y)) - 2 * np.outer(y, y.conj()) / np.vdot(y, y).real for y in (left, right))
+    matrix = (left[:, :columns] * values) @ right
+    outside = left[:, columns:] @ np.ones(rows - columns)
+    return _system(matrix, dtype, matrix @ i + residual * outside)
+
+
+def bidiagonal(dtype, rows=20, columns=10) -> System:
+    """Problem 10: lower bidiagonal, a_ii = a_{i+1,i} = i; no solution."""
+    matrix = np.zeros((rows, columns))
+    for i in range(columns):
+        matrix[i, i] = matrix[i + 1, i] = i + 1
+    return _system(matrix, dtype, np.ones(rows))
+
+
+def with_singular_values(dtype, values, rows, columns, seed=0) -> np.ndarray:
+    """Random matrix with these singular values."""
+    u, v = unitary(dtype, rows, seed)[:, : len(values)], unitary(dtype, columns, seed + 1)[:, : len(values)]
+    return ((u * np.asarray(values)) @ v.conj().T).astype(dtype)
+
+
+def with_rows(system, rows) -> System:
+    """With empty rows added, so that problems of one shape compile once."""
+    matrix, rhs = system
+    more = rows - len(rhs)
+    return System(np.pad(matrix, ((0, more), (0, 0))), np.pad(rhs, (0, more)))
+
+
 def decaying_jacobian(dtype, rows=30, columns=20) -> np.ndarray:
     """Problem 19: U diag(10^(-i/10)) V^H."""
     k = min(rows, columns)
@@ -240,6 +281,27 @@ def rounding(matrix, x, rhs) -> float:
     """
     sizes = np.abs(wide(matrix)) @ np.abs(wide(x)) + np.abs(wide(rhs))
     return float(np.sqrt(len(rhs)) * eps(np.asarray(x).dtype) * norm(sizes))
+
+
+def assert_honest_least_squares(solution, matrix, rhs, rtol, atol=0.0, damping=0.0) -> None:
+    """The norms are those of x, and CONVERGED is said just where the residual or the gradient is within tolerance."""
+    x = np.asarray(solution.x)
+    assert np.all(np.isfinite(x)), solution
+    matrix, rhs, x = (a.astype(np.clongdouble if is_complex(a.dtype) else np.longdouble) for a in (matrix, rhs, x))
+    r = rhs - matrix @ x
+    objective = np.hypot(norm(r), damping * norm(x))
+    gradient = norm(matrix.conj().T @ r - damping**2 * x)
+    slack = rounding(matrix, solution.x, rhs)
+    operator_norm = np.linalg.norm(np.vstack([wide(matrix), damping * np.eye(len(x))]), 2)
+    slope_slack = np.sqrt(len(rhs)) * operator_norm * (slack + eps(np.asarray(solution.x).dtype) * objective)
+    assert abs(float(solution.residual_norm) - norm(r)) <= slack + 1e-6 * norm(r), solution
+    assert abs(float(solution.objective_norm) - objective) <= slack + 1e-6 * objective, solution
+    assert abs(float(solution.gradient_norm) - gradient) <= slope_slack + 1e-6 * gradient, (solution, gradient)
+    assert float(solution.operator_norm) <= operator_norm * (1 + 100 * eps(np.asarray(solution.x).dtype))
+    within = objective <= max(rtol * norm(rhs), atol) + slack
+    flat = gradient <= rtol * operator_norm * objective + slope_slack
+    if bool(solution.converged):
+        assert within or flat, (solution, objective, gradient)
 
 
 def assert_honest(solution, matrix, rhs, rtol, atol=0.0) -> None:

@@ -5,15 +5,22 @@ from typing import Any
 
 from .bicgstab import BiCGStab
 from .cg import CG
+from .cgls import CGLS
+from .craig import CRAIG
 from .direct import LU, Cholesky
 from .gmres import GMRES
+from .least_squares import LeastSquares
+from .lsmr import LSMR
+from .lsqr import LSQR
 from .minres import MINRES
 from .recurrence import Direct, Method, Recurrence
 
 METHODS: dict[str, type[Method]] = {method.name: method for method in (CG, MINRES, GMRES, BiCGStab, Cholesky, LU)}
 
+LEAST_SQUARES_METHODS: dict[str, type[Method]] = {method.name: method for method in (LSMR, LSQR, CGLS, CRAIG)}
 
-def method_named(method: Any) -> Method:
+
+def method_named(method: Any, methods: dict[str, type[Method]] = METHODS, where: str = "solve") -> Method:
     """The method object for a name, with its default options; a method object is returned as it is.
 
     Raises:
@@ -25,24 +32,31 @@ def method_named(method: Any) -> Method:
     if isinstance(method, type) and issubclass(method, Method):
         return method()
     if not isinstance(method, str):
-        raise TypeError(f"solve: method must be a name or a method object, not {type(method).__name__}.")
-    found = METHODS.get(method.lower())
+        raise TypeError(f"{where}: method must be a name or a method object, not {type(method).__name__}.")
+    found = methods.get(method.lower())
     if found is None:
-        near = difflib.get_close_matches(method.lower(), [*METHODS, "auto"], n=1, cutoff=0.4)
+        names = [*(["auto"] if methods is METHODS else []), *methods]
+        near = difflib.get_close_matches(method.lower(), names, n=1, cutoff=0.4)
         hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"solve: unknown method {method!r}. {hint}Known: {', '.join(['auto', *METHODS])}.")
+        raise ValueError(f"{where}: unknown method {method!r}. {hint}Known: {', '.join(names)}.")
     return found()
 
 
 __all__ = [
     "CG",
+    "CGLS",
+    "CRAIG",
     "GMRES",
+    "LEAST_SQUARES_METHODS",
+    "LSMR",
+    "LSQR",
     "LU",
     "METHODS",
     "MINRES",
     "BiCGStab",
     "Cholesky",
     "Direct",
+    "LeastSquares",
     "Method",
     "Recurrence",
     "method_named",
