@@ -5,7 +5,7 @@ from importlib.metadata import version as _version
 from krylov.operators import Jacobian, LinearOperator, OperatorError, check_operator
 
 from .lstsq import lstsq
-from .methods import CG, CGLS, CRAIG, GMRES, LSMR, LSQR, LU, MINRES, BiCGStab, Cholesky
+from .methods import CG, CGLS, CRAIG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, BiCGStab, Cholesky
 from .solution import ConvergenceError, LeastSquaresSolution, Solution
 from .solve import solve
 from .status import Status
@@ -21,6 +21,7 @@ __all__ = [
     "LSQR",
     "LU",
     "MINRES",
+    "MINRESQLP",
     "BiCGStab",
     "Cholesky",
     "ConvergenceError",

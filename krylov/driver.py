@@ -191,8 +191,10 @@ def _judge(loop, found, target, condition, claims, out_of_iterations, method, sp
     interrupted = out_of_iterations & ~claims & (condition == RUNNING)
     stuck = ((failures >= 2) | ~accepted) & ~interrupted
     indefinite = (condition == NEGATIVE_CURVATURE) & ~loop.unverified
-    # What looks like least squares may be the slow part of an ill-conditioned system: begun anew, it goes on.
+    # What looks like least squares may be the slow part of an ill-conditioned system: begun anew, it goes on. Where it
+    # does not, what the second cycle added is null vectors.
     inconsistent = (condition == LEAST_SQUARES) & ~progress
+    accepted = accepted & ~inconsistent
     reasons = [
         (converged, Status.CONVERGED),
         (~finite, Status.NONFINITE),

@@ -13,9 +13,12 @@ from .least_squares import LeastSquares
 from .lsmr import LSMR
 from .lsqr import LSQR
 from .minres import MINRES
+from .minres_qlp import MINRESQLP
 from .recurrence import Direct, Method, Recurrence
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (CG, MINRES, GMRES, BiCGStab, Cholesky, LU)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (CG, MINRES, MINRESQLP, GMRES, BiCGStab, Cholesky, LU)
+}
 
 LEAST_SQUARES_METHODS: dict[str, type[Method]] = {method.name: method for method in (LSMR, LSQR, CGLS, CRAIG)}
 
@@ -53,6 +56,7 @@ __all__ = [
     "LU",
     "METHODS",
     "MINRES",
+    "MINRESQLP",
     "BiCGStab",
     "Cholesky",
     "Direct",

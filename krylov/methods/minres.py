@@ -1,6 +1,6 @@
 """Minimal residuals for hermitian systems."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +118,7 @@ class MINRES(Recurrence):
         else:
             squared = real_inner(state.r2, preconditioned).astype(space.real_dtype)
             beta = jnp.sqrt(jnp.abs(squared))
-        state = _rotate(space, state, beta)
+        state = self._rotate(space, state, beta)
         return state._replace(
             v=scale(divide(jnp.ones_like(beta), beta), preconditioned),
             beta=beta,
@@ -127,6 +127,10 @@ class MINRES(Recurrence):
                 jnp.int32
             ),
         )
+
+    def _rotate(self, space: Space, state: Any, beta_next: RealScalar) -> Any:
+        """One more column of the factorization of the tridiagonal, and the step it gives."""
+        return _rotate(space, state, beta_next)
 
     def probe(self, state: MINRESState) -> Vector:
         """The normalised Lanczos vector."""
