@@ -5,7 +5,9 @@ from importlib.metadata import version as _version
 from krylov.operators import Jacobian, LinearOperator, OperatorError, check_operator
 
 from .lstsq import lstsq
+from .many import solve_many
 from .methods import CG, CGLS, CRAIG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, BiCGStab, Cholesky
+from .shifted import solve_shifted
 from .solution import ConvergenceError, LeastSquaresSolution, Solution
 from .solve import solve
 from .status import Status
@@ -34,4 +36,6 @@ __all__ = [
     "check_operator",
     "lstsq",
     "solve",
+    "solve_many",
+    "solve_shifted",
 ]

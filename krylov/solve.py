@@ -94,17 +94,16 @@ def solve(
     if preconditioner is not None:
         preconditioner = as_operator(preconditioner, structure_of(b), where="solve: preconditioner")
     op, preconditioner = _match_fields(op, preconditioner, b)
-    _check_square(op)
+    b = check_fit("solve", op, b)
     structure = op.out_structure()
-    b = check_vector("solve", "b", b, structure)
     x0_given = x0 is not None
     guess = check_vector("solve", "x0", x0, structure) if x0_given else zeros_like(b)
     if preconditioner is not None:
-        _check_preconditioner(preconditioner, structure)
+        check_preconditioner(preconditioner, structure)
     op, preconditioner, b, guess = promote_half(op, preconditioner, b, guess)
     structure = op.out_structure()
 
-    shift = _shift(shift, structure)
+    shift = check_shift(shift, structure)
     chosen = _choose(method, op, shift)
     _check_method(chosen, shift, preconditioner)
     dtype, unknowns = real_dtype(common_dtype(structure)), real_unknowns(structure)
@@ -148,16 +147,19 @@ def _match_fields(op, preconditioner, b):
     return op, preconditioner
 
 
-def _check_square(op: LinearOperator) -> None:
+def check_fit(where: str, op: LinearOperator, b: Vector) -> Vector:
+    """The right-hand side of a square system as arrays, checked."""
     if not op.is_square:
         raise ValueError(
-            f"solve: the operator is not square.\n  input     {describe(op.in_structure())}\n"
+            f"{where}: the operator is not square.\n  input     {describe(op.in_structure())}\n"
             f"  output    {describe(op.out_structure())}\n"
-            "  Solve the normal equations, with J.gram() or as_operator(A).H @ as_operator(A), and a shift."
+            "  For the least-squares solution: krylov.lstsq, with damping in place of a shift."
         )
+    return check_vector(where, "b", b, op.out_structure())
 
 
-def _check_preconditioner(preconditioner: LinearOperator, structure: Structure) -> None:
+def check_preconditioner(preconditioner: LinearOperator, structure: Structure) -> None:
+    """Refuse one of another space than the vectors."""
     for name, got in (("input", preconditioner.in_structure()), ("output", preconditioner.out_structure())):
         if not same_structure(got, structure):
             raise ValueError(
@@ -166,7 +168,7 @@ def _check_preconditioner(preconditioner: LinearOperator, structure: Structure) 
             )
 
 
-def _shift(shift: Any, structure: Structure) -> Any:
+def check_shift(shift: Any, structure: Structure) -> Any:
     """The shift as arrays in the precision of the vectors."""
     if isinstance(shift, (bool, str)) or shift is None:
         raise TypeError(f"solve: shift must be a number or a pytree like b, not {shift!r}.")
