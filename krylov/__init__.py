@@ -6,7 +6,7 @@ from krylov.operators import Jacobian, LinearOperator, OperatorError, check_oper
 
 from .lstsq import lstsq
 from .many import solve_many
-from .methods import CG, CGLS, CRAIG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, BiCGStab, Cholesky
+from .methods import CG, CGLS, CR, CRAIG, FCG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, BiCGStab, Cholesky
 from .shifted import solve_shifted
 from .solution import ConvergenceError, LeastSquaresSolution, Solution
 from .solve import solve
@@ -17,7 +17,9 @@ __version__ = _version("krylov-jax")
 __all__ = [
     "CG",
     "CGLS",
+    "CR",
     "CRAIG",
+    "FCG",
     "GMRES",
     "LSMR",
     "LSQR",

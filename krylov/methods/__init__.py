@@ -6,8 +6,10 @@ from typing import Any
 from .bicgstab import BiCGStab
 from .cg import CG
 from .cgls import CGLS
+from .cr import CR
 from .craig import CRAIG
 from .direct import LU, Cholesky
+from .fcg import FCG
 from .gmres import GMRES
 from .least_squares import LeastSquares
 from .lsmr import LSMR
@@ -17,7 +19,7 @@ from .minres_qlp import MINRESQLP
 from .recurrence import Direct, Method, Recurrence
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (CG, MINRES, MINRESQLP, GMRES, BiCGStab, Cholesky, LU)
+    method.name: method for method in (CG, MINRES, MINRESQLP, CR, FCG, GMRES, BiCGStab, Cholesky, LU)
 }
 
 LEAST_SQUARES_METHODS: dict[str, type[Method]] = {method.name: method for method in (LSMR, LSQR, CGLS, CRAIG)}
@@ -48,7 +50,9 @@ def method_named(method: Any, methods: dict[str, type[Method]] = METHODS, where:
 __all__ = [
     "CG",
     "CGLS",
+    "CR",
     "CRAIG",
+    "FCG",
     "GMRES",
     "LEAST_SQUARES_METHODS",
     "LSMR",

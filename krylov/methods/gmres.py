@@ -138,10 +138,10 @@ class GMRES(Recurrence):
     def advance(self, space: Space, state: GMRESState, product: Vector) -> GMRESState:
         """Orthogonalise the product against the basis, twice."""
         known = jnp.arange(state.column.shape[0]) <= state.filled
-        first = jnp.where(known, _overlaps(space, state.basis, product), 0)
-        rest = subtract(product, _combine(state.basis, first))
-        second = jnp.where(known, _overlaps(space, state.basis, rest), 0)
-        rest = subtract(rest, _combine(state.basis, second))
+        first = jnp.where(known, overlaps(space, state.basis, product), 0)
+        rest = subtract(product, combine(state.basis, first))
+        second = jnp.where(known, overlaps(space, state.basis, rest), 0)
+        rest = subtract(rest, combine(state.basis, second))
         return state._replace(incoming=rest, column=first + second, filled=state.filled + 1, fresh=jnp.asarray(False))
 
     def residual_norm(self, state: GMRESState) -> RealScalar:
@@ -153,16 +153,16 @@ class GMRES(Recurrence):
         rows = state.basis if state.images is None else state.images
         m = state.r.shape[1]
 
-        def combine():
+        def combined():
             rhs = state.q_adjoint[:m, 0] * state.start_norm
             diagonal = jnp.abs(jnp.diagonal(state.r))
             # Columns not there yet, and those of a singular operator that add nothing, get weight zero.
             used = (jnp.arange(m) < state.filled) & (diagonal > space.eps * jnp.max(diagonal))
             r = jnp.where(used[:, None] & used[None, :], state.r[:m], jnp.eye(m, dtype=state.r.dtype))
             weights = jax.scipy.linalg.solve_triangular(r, jnp.where(used, rhs, 0))
-            return _combine(jax.tree.map(lambda v: v[:m], rows), weights)
+            return combine(jax.tree.map(lambda v: v[:m], rows), weights)
 
-        return jax.lax.cond(wanted, combine, lambda: jax.tree.map(jnp.zeros_like, state.incoming))
+        return jax.lax.cond(wanted, combined, lambda: jax.tree.map(jnp.zeros_like, state.incoming))
 
     def condition(self, state: GMRESState) -> Int[Array, ""]:
         """Whether the basis is full, or spans an invariant space."""
@@ -185,7 +185,7 @@ def _rotate(q_adjoint: Array, column: Array, below: RealScalar, j: Any) -> tuple
     return q_adjoint, column.at[j].set(hypotenuse.astype(column.dtype)).at[j + 1].set(0)
 
 
-def _overlaps(space: Space, rows: Vector, x: Vector) -> Array:
+def overlaps(space: Space, rows: Vector, x: Vector) -> Array:
     """Inner products of each row with x."""
     total = jnp.zeros((), space.dtype)
     for v, y in zip(jax.tree.leaves(rows), jax.tree.leaves(x), strict=True):
@@ -199,6 +199,6 @@ def _overlaps(space: Space, rows: Vector, x: Vector) -> Array:
     return total
 
 
-def _combine(rows: Vector, weights: Array) -> Vector:
+def combine(rows: Vector, weights: Array) -> Vector:
     """The sum of rows with these weights."""
     return jax.tree.map(lambda v: jnp.tensordot(weights, v, axes=1, precision="highest").astype(v.dtype), rows)

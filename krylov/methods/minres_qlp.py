@@ -1,6 +1,6 @@
 """Minimal residuals of least norm for singular hermitian systems."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -85,14 +85,14 @@ class MINRESQLP(MINRES):
 
     name = "minres_qlp"
 
-    def allocate(self, space: Space, rhs: Vector, preconditioned: bool) -> MINRESQLPState:
+    def allocate(self, space: Space, rhs: Vector, preconditioned: bool) -> Any:
         """Six vectors, and the residual with a preconditioner."""
         begun = super().allocate(space, rhs, preconditioned)
         factors = Factors(**dict.fromkeys(Factors._fields, jnp.zeros((), space.real_dtype)))
         normal, zero = jnp.zeros((), space.real_dtype), jnp.asarray(0, jnp.int32)
         return MINRESQLPState(steps=zero, patience=zero, normal=normal, factors=factors, **begun._asdict())
 
-    def start(self, space: Space, state: MINRESQLPState, residual: Vector) -> MINRESQLPState:
+    def start(self, space: Space, state: Any, residual: Vector) -> Any:
         """The first Lanczos vector is the residual. After what looked like least squares, a second look.
 
         An inconsistent system gets no closer than the root of the precision; an ill-conditioned one comes as close on
@@ -110,11 +110,11 @@ class MINRESQLP(MINRES):
             factors=factors,
         )
 
-    def advance(self, space: Space, state: MINRESQLPState, product: Vector) -> MINRESQLPState:
+    def advance(self, space: Space, state: Any, product: Vector) -> Any:
         """One Lanczos step; ``x`` follows in `prepare`, when the next off-diagonal entry is known."""
         return super().advance(space, state, product)._replace(steps=state.steps + 1)
 
-    def _rotate(self, space: Space, state: MINRESQLPState, beta_next: RealScalar) -> MINRESQLPState:
+    def _rotate(self, space: Space, state: Any, beta_next: RealScalar) -> Any:
         stepped = _step(space, state, beta_next)
         # Where A r has fallen to the root of the precision and rises again, the last x without its newest direction,
         # which is nearly null, is the least-squares solution.
@@ -126,7 +126,7 @@ class MINRESQLP(MINRES):
         passed |= again & (state.steps >= state.patience)
         return select(state.fresh, state, select(passed, ended, stepped))
 
-    def increment(self, space: Space, state: MINRESQLPState, wanted: Flag) -> Vector:
+    def increment(self, space: Space, state: Any, wanted: Flag) -> Vector:
         """Accumulated since the start, and along the two newest directions."""
         return axpy(state.factors.mu_old, state.w_old, axpy(state.factors.mu, state.w, state.x))
 
