@@ -7,6 +7,7 @@ from krylov.operators import Jacobian, LinearOperator, OperatorError, check_oper
 from .lstsq import lstsq
 from .many import solve_many
 from .methods import CG, CGLS, CR, CRAIG, FCG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, BiCGStab, Cholesky
+from .preconditioners import BlockJacobi, Deflation, Jacobi, Nystrom, SampleNystrom, SampleWoodbury
 from .shifted import solve_shifted
 from .solution import ConvergenceError, LeastSquaresSolution, Solution
 from .solve import solve
@@ -27,12 +28,18 @@ __all__ = [
     "MINRES",
     "MINRESQLP",
     "BiCGStab",
+    "BlockJacobi",
     "Cholesky",
     "ConvergenceError",
+    "Deflation",
+    "Jacobi",
     "Jacobian",
     "LeastSquaresSolution",
     "LinearOperator",
+    "Nystrom",
     "OperatorError",
+    "SampleNystrom",
+    "SampleWoodbury",
     "Solution",
     "Status",
     "check_operator",

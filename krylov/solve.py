@@ -28,6 +28,7 @@ from .driver import is_scalar
 from .implicit import solve_implicitly
 from .methods import METHODS, Direct, Method, method_named
 from .precision import promote_half
+from .preconditioners import BuiltPreconditioner, Preconditioner
 from .solution import ConvergenceError, Solution
 from .status import Status
 from .vectors import zeros_like
@@ -66,6 +67,8 @@ def solve(
         x0: first guess, like ``b``; default zero.
         shift: added to the operator: a scalar, or a diagonal as a pytree like ``b``.
         preconditioner: an operator that applies an approximate inverse; hermitian positive definite for cg and minres.
+            Or a recipe such as ``krylov.Nystrom(rank=256)``, built for this operator and shift; or what its ``build``
+            returned, moved to this shift.
         rtol: relative tolerance.
         atol: absolute tolerance.
         maxiter: most iterations; default ten times the number of real unknowns.
@@ -91,8 +94,13 @@ def solve(
     """
     b = right_hand_side("solve", "b", b)
     op = as_operator(op, structure_of(b), where="solve")
-    if preconditioner is not None:
+    recipe = preconditioner if isinstance(preconditioner, Preconditioner) else None
+    if recipe is not None:
+        preconditioner = None
+    elif preconditioner is not None:
         preconditioner = as_operator(preconditioner, structure_of(b), where="solve: preconditioner")
+    if isinstance(preconditioner, BuiltPreconditioner):
+        preconditioner = preconditioner.with_shift(shift)
     op, preconditioner = _match_fields(op, preconditioner, b)
     b = check_fit("solve", op, b)
     structure = op.out_structure()
@@ -105,7 +113,9 @@ def solve(
 
     shift = check_shift(shift, structure)
     chosen = _choose(method, op, shift)
-    _check_method(chosen, shift, preconditioner)
+    _check_method(chosen, shift, preconditioner or recipe)
+    if recipe is not None:
+        preconditioner = recipe.build(op, shift=shift)
     dtype, unknowns = real_dtype(common_dtype(structure)), real_unknowns(structure)
     controls = stopping("solve", rtol, atol, maxiter, history, progress, dtype, unknowns)
     own_terms = x0_given or not (known(controls.atol) == 0 and known(controls.rtol) > 0)
@@ -206,7 +216,7 @@ def _choose(method: Any, op: LinearOperator, shift: Any) -> Method:
     return METHODS["cg" if op.is_positive and not known_negative else "minres"]()
 
 
-def _check_method(method: Method, shift: Any, preconditioner: LinearOperator | None) -> None:
+def _check_method(method: Method, shift: Any, preconditioner: Any) -> None:
     if preconditioner is not None and isinstance(method, Direct):
         raise ValueError(f"solve: {method.name} is a direct method and takes no preconditioner; leave it out.")
     if method.needs_hermitian and any(is_complex(s) for s in jax.tree.leaves(shift)):
