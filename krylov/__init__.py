@@ -4,13 +4,16 @@ from importlib.metadata import version as _version
 
 from krylov.operators import Jacobian, LinearOperator, OperatorError, check_operator
 
+from . import processes
 from .lstsq import lstsq
 from .many import solve_many
 from .methods import CG, CGLS, CR, CRAIG, FCG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, BiCGStab, Cholesky
 from .preconditioners import BlockJacobi, Deflation, Jacobi, Nystrom, SampleNystrom, SampleWoodbury
+from .recycler import Recycler
 from .shifted import solve_shifted
 from .solution import ConvergenceError, LeastSquaresSolution, Solution
 from .solve import solve
+from .spectrum import eigsh, logdet, spectral_density, suggest_shift, trace
 from .status import Status
 
 __version__ = _version("krylov-jax")
@@ -38,13 +41,20 @@ __all__ = [
     "LinearOperator",
     "Nystrom",
     "OperatorError",
+    "Recycler",
     "SampleNystrom",
     "SampleWoodbury",
     "Solution",
     "Status",
     "check_operator",
+    "eigsh",
+    "logdet",
     "lstsq",
+    "processes",
     "solve",
     "solve_many",
     "solve_shifted",
+    "spectral_density",
+    "suggest_shift",
+    "trace",
 ]

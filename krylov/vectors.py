@@ -83,6 +83,13 @@ def largest_entry(x: Vector, dtype: Any) -> RealScalar:
     return largest
 
 
+def safe_norm(x: Vector, dtype: Any) -> RealScalar:
+    """The 2-norm without overflow or underflow of the squares."""
+    unit = power_of_two(largest_entry(x, dtype))
+    scaled = scale(1 / unit, x)
+    return jnp.sqrt(real_inner(scaled, scaled)).astype(dtype) * unit
+
+
 def power_of_two(x: RealScalar) -> RealScalar:
     """The power of two at or below ``x``, by which scaling is exact; one where ``x`` is zero or not finite."""
     info = jnp.finfo(x.dtype)

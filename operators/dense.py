@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
 from .base import Vector, conjugate
-from .rows import all_rows
+from .rows import all_rows, by_numbers
 from .storage import Storage
 from .structure import is_complex, join_real, ravel, real_dtype, size_of, split_real, structure_of, unravel
 from .tangent_sums import safe_root
@@ -53,7 +53,7 @@ class Dense(Storage):
 
     def _pull(self, jacobian, cotangent):
         chunks = jacobian.chunks
-        numbers = chunks.cut(_split_numbers(cotangent, jacobian))
+        numbers = chunks.cut(by_numbers(jacobian, cotangent))
 
         def body(_, rows, weights, numbers):
             return _dot_transposed(rows, _root(weights, rows) * numbers)
@@ -103,7 +103,7 @@ def _unflatten(jacobian, flat):
 
 
 def _join_numbers(numbers: Array, jacobian: Jacobian) -> Vector:
-    """An output from its numbers, ``(N, numbers)``."""
+    """Inverse of `by_numbers`."""
     start = 0
 
     def leaf(s: jax.ShapeDtypeStruct) -> Array:
@@ -117,12 +117,3 @@ def _join_numbers(numbers: Array, jacobian: Jacobian) -> Vector:
         return part.reshape(s.shape).astype(s.dtype)
 
     return jax.tree.map(leaf, jacobian.out_structure())
-
-
-def _split_numbers(output: Vector, jacobian: Jacobian) -> Array:
-    """Inverse of `_join_numbers`."""
-    parts = []
-    for leaf in jax.tree.leaves(output):
-        flat = leaf.reshape(leaf.shape[0], -1)
-        parts.extend([flat.real, flat.imag] if jacobian.field == "real" and is_complex(flat) else [flat])
-    return jnp.concatenate(parts, axis=1)

@@ -8,14 +8,17 @@ parts of all parameters and then the imaginary parts of the complex ones. Over t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, Real
+import numpy as np
+from jaxtyping import Array, Inexact, Int, PyTree, Real
 
-from .structure import common_dtype, ravel, real_dtype, size_of, split_real, structure_of
+from .base import Vector
+from .closure import ClosedFunction
+from .structure import common_dtype, is_complex, ravel, real_dtype, size_of, split_real, structure_of
 from .tangent_sums import explains, mean_of_pulled, output_units
 
 if TYPE_CHECKING:
@@ -28,14 +31,27 @@ _ENTRIES_AT_ONCE = 1 << 23
 @eqx.filter_jit
 def gram_matrix(jacobian: Jacobian) -> Inexact[Array, "P P"]:
     """The matrix of ``J^H J``, on rows' entries."""
+    length, dtype = row_type(jacobian)
+    return sum_over_rows(jacobian, _gram, jax.ShapeDtypeStruct((length, length), dtype))
 
+
+@eqx.filter_jit
+def gram_blocks(jacobian: Jacobian, blocks: list[Int[np.ndarray, " m"]]) -> list[Inexact[Array, "m m"]]:
+    """The blocks of the matrix of ``J^H J`` on some sets of entries, from one pass over the samples."""
+
+    def products(rows, weights):
+        return jnp.concatenate([_gram(rows[..., block], weights).reshape(-1) for block in blocks])
+
+    sizes = [len(block) ** 2 for block in blocks]
+    flat = sum_over_rows(jacobian, products, jax.ShapeDtypeStruct((sum(sizes),), row_type(jacobian)[1]))
+    cut = jnp.split(flat, np.cumsum(sizes)[:-1])
+    return [x.reshape(len(block), len(block)) for x, block in zip(cut, blocks, strict=True)]
+
+
+def _gram(rows, weights):
     # Weights rather than their roots twice: these have no derivative at zero.
-    def product(rows, weights):
-        weighted = weights[:, None, None] * rows
-        left, right = (x.reshape(-1, x.shape[-1]) for x in (jnp.conj(rows), weighted))
-        return jnp.matmul(left.T, right, precision="highest")
-
-    return _sum_over_rows(jacobian, product, 2)
+    left, right = (x.reshape(-1, x.shape[-1]) for x in (jnp.conj(rows), weights[:, None, None] * rows))
+    return jnp.matmul(left.T, right, precision="highest")
 
 
 @eqx.filter_jit
@@ -45,7 +61,8 @@ def gram_diagonal(jacobian: Jacobian) -> Real[Array, " P"]:
     def squares(rows, weights):
         return jnp.sum(weights[:, None, None] * (rows.real**2 + rows.imag**2), axis=(0, 1))
 
-    return _sum_over_rows(jacobian, squares, 1)
+    length, dtype = row_type(jacobian)
+    return sum_over_rows(jacobian, squares, jax.ShapeDtypeStruct((length,), real_dtype(dtype)))
 
 
 @eqx.filter_jit
@@ -55,12 +72,33 @@ def all_rows(jacobian: Jacobian) -> Inexact[Array, "K c numbers P"]:
     size = jacobian.chunks.weights.shape[1]
     group = _group_size(jacobian, size)
 
-    def of_chunk(shared, samples):
+    def of_chunk(parts, samples):
         if group == size:
-            return _rows(jacobian, shared, samples)
-        return jax.lax.map(lambda sample: _row(jacobian, shared, sample), samples, batch_size=group)
+            return _rows(jacobian, parts, samples)
+        return jax.lax.map(lambda sample: row(jacobian, parts, sample), samples, batch_size=group)
 
-    return jacobian.chunks.map(of_chunk, _shared(jacobian), jacobian.chunks.samples)
+    return jacobian.chunks.map(of_chunk, row_parts(jacobian), jacobian.chunks.samples)
+
+
+@explains
+def sum_over_rows(jacobian: Jacobian, summand: Callable[[Array, Array], Array], like: jax.ShapeDtypeStruct) -> Array:
+    """The sum of ``summand(rows, weights)`` over groups of samples."""
+    chunks, kept = jacobian.chunks, jacobian.storage.entries
+    real = real_dtype(row_type(jacobian)[1])
+    if kept is not None:
+
+        def of_kept(_, rows, weights):
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (rows, weights))
+            return summand(flat[0], flat[1].astype(real))
+
+        return chunks.run(of_kept, None, kept, chunks.weights, result="sum")
+
+    def of_group(parts, samples, weights):
+        return summand(_rows(jacobian, parts, samples), weights.astype(real))
+
+    # Chunks of their own: what a product holds of a chunk says nothing of the size of its rows.
+    chunks = chunks.recut(_group_size(jacobian, chunks.num_samples))
+    return chunks.sum(of_group, like, row_parts(jacobian), chunks.samples, chunks.weights)
 
 
 def row_type(jacobian: Jacobian) -> tuple[int, Any]:
@@ -71,52 +109,32 @@ def row_type(jacobian: Jacobian) -> tuple[int, Any]:
     return size_of(params), common_dtype(params)
 
 
-@explains
-def _sum_over_rows(jacobian: Jacobian, summand: Callable[[Array, Array], Array], dimensions: int) -> Array:
-    """The sum of ``summand(rows, weights)`` over groups of samples; each has ``dimensions`` axes of a row's length."""
-    chunks, kept = jacobian.chunks, jacobian.storage.entries
-    length, dtype = row_type(jacobian)
-    real = real_dtype(dtype)
-    if kept is not None:
-
-        def flat(x):
-            return x.reshape(-1, *x.shape[2:])
-
-        def body(_, rows, weights):
-            return summand(flat(rows), flat(weights).astype(real))
-
-        return chunks.run(body, None, kept, chunks.weights, result="sum")
-    like = jax.ShapeDtypeStruct((length,) * dimensions, real if dimensions == 1 else dtype)
-    # Chunks of their own: what a product holds of a chunk says nothing of the size of its rows.
-    chunks = chunks.recut(_group_size(jacobian, chunks.num_samples))
-
-    def body(shared, samples, weights):
-        return summand(_rows(jacobian, shared, samples), weights.astype(real))
-
-    return chunks.sum(body, like, _shared(jacobian), chunks.samples, chunks.weights)
-
-
 def _group_size(jacobian, most):
     length, _ = row_type(jacobian)
     numbers = jax.tree.leaves(_units(jacobian))[0].shape[0]
     return max(1, min(most, _ENTRIES_AT_ONCE // max(1, numbers * length)))
 
 
-def _shared(jacobian):
-    """What rows are made of, apart from samples: network, parameters, unit outputs and the mean row."""
-    units = _units(jacobian)
-    mean = None
+class RowParts(NamedTuple):
+    """What rows are made of, apart from samples."""
+
+    network: ClosedFunction
+    params: PyTree
+    units: PyTree
+    mean: Inexact[Array, "numbers P"] | None
+
+
+def row_parts(jacobian: Jacobian) -> RowParts:
+    """The network, its parameters, unit outputs of one sample, and the mean row of a centred Jacobian."""
+    units, mean = _units(jacobian), None
     if jacobian.center:
         mean = jax.vmap(lambda gradient: _flatten(jacobian, gradient))(mean_of_pulled(jacobian, units))
-    return jacobian.network_of_one, jacobian.params, units, mean
+    return RowParts(jacobian.network_of_one, jacobian.params, units, mean)
 
 
-def _rows(jacobian, shared, samples):
-    return jax.vmap(lambda sample: _row(jacobian, shared, sample))(samples)
-
-
-def _row(jacobian, shared, sample):
-    network, params, units, mean = shared
+def row(jacobian: Jacobian, parts: RowParts, sample: PyTree) -> Inexact[Array, "numbers P"]:
+    """The rows of one sample, one for each number of its output."""
+    network, params, units, mean = parts
     one = jax.tree.map(lambda x: x[None], sample)
     pull = jax.vjp(lambda p: network(p, one), params)[1]
 
@@ -128,6 +146,10 @@ def _row(jacobian, shared, sample):
     return rows if mean is None else rows - mean
 
 
+def _rows(jacobian, parts, samples):
+    return jax.vmap(lambda sample: row(jacobian, parts, sample))(samples)
+
+
 def _flatten(jacobian, gradient):
     if jacobian.field == "complex":
         return ravel(gradient)
@@ -137,3 +159,12 @@ def _flatten(jacobian, gradient):
 def _units(jacobian: Jacobian) -> Any:
     """Unit outputs of one sample: real ones for complex numbers, else those of real and imaginary parts."""
     return output_units(jacobian, parts=jacobian.field == "real")
+
+
+def by_numbers(jacobian: Jacobian, vector: Vector) -> Inexact[Array, "N numbers"]:
+    """A vector of outputs with the numbers of each sample in a row."""
+    columns = []
+    for leaf in jax.tree.leaves(vector):
+        flat = leaf.reshape(leaf.shape[0], -1)
+        columns.extend([flat.real, flat.imag] if jacobian.field == "real" and is_complex(leaf) else [flat])
+    return jnp.concatenate(columns, axis=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -205,7 +205,10 @@ def _real_inner(x: Array, y: Array) -> Array:
 
 
 def _chunked(jacobian: Jacobian) -> Chunked:
-    return cast("Chunked", jacobian.storage)
+    """The storage that loops over chunks; what needs a loop on a dense Jacobian evaluates the network."""
+    from .storage import Chunked, Recomputed
+
+    return jacobian.storage if isinstance(jacobian.storage, Chunked) else Recomputed()
 
 
 def safe_root(weights: Array) -> Array:

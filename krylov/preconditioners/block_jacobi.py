@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Inexact
 from krylov.operators.base import LinearOperator, Vector
 from krylov.operators.gram import GramOperator
 from krylov.operators.matrix import MatrixOperator
-from krylov.operators.sample_rows import gram_blocks
+from krylov.operators.rows import gram_blocks
 from krylov.operators.structure import describe, is_complex, size_of
 
 from ..coordinates import Coordinates, coordinates_of, multiply_rows

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Inexact, Int
 from krylov.operators.base import LinearOperator
 from krylov.operators.gram import CogramOperator, GramOperator
 from krylov.operators.jacobian import Jacobian
-from krylov.operators.sample_rows import adjoint_rows, by_numbers, mean_row, row_norms
+from krylov.operators.rows import by_numbers, row_parts
+from krylov.operators.sample_rows import adjoint_rows, row_norms
 
 from ..coordinates import Coordinates, coordinates_of, multiply_rows, orthonormalise
 from .base import Preconditioner, positive_count
@@ -72,8 +73,8 @@ class SampleNystrom(Preconditioner):
         inputs, outputs = coordinates_of(J), Coordinates(J.out_structure(), J.field)
         rank = min(self.rank, inputs.size, outputs.size)
         count, size = blocks(rank, self.block_size, rank)
-        mean = mean_row(J)
-        weights = row_norms(J, mean)
+        parts = row_parts(J)
+        weights = row_norms(J, parts)
 
         def going(state):
             return (state.blocks < count) & (state.left > self.tolerance * shift)
@@ -81,7 +82,7 @@ class SampleNystrom(Preconditioner):
         def step(state):
             start = state.blocks * size
             samples, numbers = _draw(jax.random.fold_in(key, state.blocks), state.weights, size)
-            rows = orthonormalise(adjoint_rows(J, mean, samples, numbers).astype(inputs.dtype), state.basis)
+            rows = orthonormalise(adjoint_rows(J, parts, samples, numbers).astype(inputs.dtype), state.basis)
             rows = jnp.where((start + jnp.arange(size) < rank)[:, None], rows, 0)
             pushed = multiply_rows(J, rows)
             if gram:

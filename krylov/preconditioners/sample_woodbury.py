@@ -8,7 +8,8 @@ from jaxtyping import Array
 
 from krylov.operators.base import LinearOperator
 from krylov.operators.gram import GramOperator
-from krylov.operators.sample_rows import adjoint_rows, mean_row
+from krylov.operators.rows import row_parts
+from krylov.operators.sample_rows import adjoint_rows
 from krylov.operators.structure import real_dtype
 
 from ..coordinates import combine, coordinates_of
@@ -59,10 +60,10 @@ class SampleWoodbury(Preconditioner):
         J, coordinates = op.jacobian, coordinates_of(op)
         number = J.chunks.num_samples
         chosen = jax.random.permutation(key, number)[: self.samples]
-        mean = mean_row(J)
+        parts = row_parts(J)
         outputs = sum(s.size // s.shape[0] * (2 if _apart(J, s) else 1) for s in jax.tree.leaves(J.out_structure()))
         numbers = jnp.tile(jnp.arange(outputs), chosen.size)
-        rows = adjoint_rows(J, mean, jnp.repeat(chosen, outputs), numbers).astype(coordinates.dtype)
+        rows = adjoint_rows(J, parts, jnp.repeat(chosen, outputs), numbers).astype(coordinates.dtype)
         total = J.chunks.flat_weights[chosen].sum()
         rows = rows / jnp.sqrt(jnp.where(total > 0, total, 1)).astype(real_dtype(rows.dtype))
         q, r = jnp.linalg.qr(rows.T)
@@ -76,7 +77,7 @@ class SampleWoodbury(Preconditioner):
             shift=shift,
             rank=jnp.asarray(values.size, jnp.int32),
             # The mean row takes a pass over per-sample gradients.
-            matvecs=jnp.asarray(0 if mean is None else 1, jnp.int32),
+            matvecs=jnp.asarray(0 if parts.mean is None else 1, jnp.int32),
             coordinates=coordinates,
         )
 
