@@ -80,6 +80,19 @@ class LinearOperator(lx.AbstractLinearOperator):
         vector = check_vector(f"{type(self).__name__}.rmv", "vector", vector, self.out_structure())
         return adjoint_product(self, vector)
 
+    def mm(self, vectors: PyTree[Inexact[Array, "k ..."]]) -> PyTree[Inexact[Array, "k ..."]]:
+        """Products with several vectors, stacked along a new first axis; a network is linearized once for all of them.
+
+        Raises:
+            ValueError: ``vectors`` are not a stack of vectors that match ``in_structure()``.
+        """
+        shapes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(vectors)}
+        k = shapes.pop() if len(shapes) == 1 else ()
+        expected = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*k, *s.shape), s.dtype), self.in_structure())
+        cure = "Stack vectors along a new first axis: jax.tree.map(lambda *leaves: jnp.stack(leaves), *vectors)."
+        vectors = check_vector(f"{type(self).__name__}.mm", "vectors", vectors, expected, cure)
+        return products(self, vectors)
+
     @property
     def H(self) -> "LinearOperator":
         """The adjoint (conjugate transpose)."""
@@ -199,6 +212,12 @@ def conjugate(vector: Vector) -> Vector:
 def product(op: LinearOperator, vector: Vector) -> Vector:
     """``A x``, jitted with the operator as an argument; the vector is known to match."""
     return op._product(vector)
+
+
+@eqx.filter_jit
+def products(op: LinearOperator, vectors: Vector) -> Vector:
+    """``A x`` for each x along the first axis, jitted."""
+    return jax.vmap(op._product)(vectors)
 
 
 @eqx.filter_jit

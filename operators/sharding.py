@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, use_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, reshard, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
@@ -84,7 +84,14 @@ def run_spread(spread: Spread | None, fn: Callable[..., Any], shared: Any, *stac
         out_specs=part if result == "parts" else P(),
         check_vma=False,
     )
-    return run(shared, *stacks)
+    return run(_reshard(shared, spread.mesh, P()), *_reshard(stacks, spread.mesh, part))
+
+
+def _reshard(tree: Any, mesh: Mesh | AbstractMesh, spec: P) -> Any:
+    """On Explicit axes JAX moves nothing unasked: default weights, say, which come from one device."""
+    if not mesh.are_all_axes_explicit:
+        return tree
+    return jax.tree.map(lambda x: reshard(x, NamedSharding(mesh, spec)), tree)
 
 
 def _sum_over_devices(tree: Any, axes: tuple[str, ...]) -> Any:

@@ -279,6 +279,16 @@ def test_a_vector_that_does_not_match_is_named_with_what_to_do(vector, cure, met
     assert cure in message
 
 
+def test_several_products_at_once_and_stacks_that_do_not_fit():
+    A, V = np.arange(6.0).reshape(2, 3).astype("f"), np.arange(12.0).reshape(4, 3).astype("f")
+    op = MatrixOperator(A)
+    np.testing.assert_allclose(op.mm(V), V @ A.T)
+    np.testing.assert_allclose(op.H.mm(np.ones((5, 2), "f")), np.ones((5, 2)) @ A)
+    for wrong in (V[0], V.T, np.float32(1)):
+        with pytest.raises(ValueError, match=r"mm: vectors .*[\s\S]*along a new first axis"):
+            op.mm(wrong)
+
+
 def test_a_vector_that_is_no_array_is_refused():
     with pytest.raises(ValueError, match="vector is not a pytree of arrays"):
         MatrixOperator(np.eye(2)).mv("text")

@@ -75,6 +75,19 @@ def test_checks_pass_on_every_storage(storage):
         check_operator(op, jax.random.key(0))
 
 
+@pytest.mark.parametrize(
+    "storage", [pytest.param("recompute", marks=slow), "linearized", pytest.param("dense", marks=slow)]
+)
+def test_several_products_share_one_linearization(storage, rng):
+    J = jacobian(networks.mixed_tree(), storage=storage, **CHUNKED)
+    vectors = [vector(rng, J.in_structure()) for _ in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *vectors)
+    found = J.gram().mm(stacked)
+    for i, v in enumerate(vectors):
+        expected = flat(J.gram() @ v)
+        assert_close(flat(jax.tree.map(lambda leaf, i=i: leaf[i], found)), expected)
+
+
 def test_storage_can_be_changed_and_comes_back():
     J = jacobian(networks.mixed_tree(), **CHUNKED)
     for storage in (*KEPT, "recompute"):
