@@ -59,7 +59,7 @@ class Arnoldi(NamedTuple):
 
 
 class GolubKahan(NamedTuple):
-    r"""``k`` steps of Golub-Kahan, :math:`A V_k = U_k B`, :math:`A^H U_k = V_k B^H + \beta_k v_{k+1} e_k^H`.
+    r"""``k`` steps of the Golub-Kahan process, :math:`A V = U B` and :math:`A^H U = V B^H + \beta_k v_{k+1} e_k^H`.
 
     Attributes:
         left: the vectors of U as rows.

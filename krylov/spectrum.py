@@ -101,7 +101,7 @@ def _eigsh(op, k, which, size, tolerance, max_restarts, key) -> Eigenpairs:
     coordinates = coordinates_of(op)
     real = coordinates.real_dtype
     # Some more Ritz vectors than wanted are kept, which speeds up the last of them.
-    keep = min(k + (size - k) // 2, size - 1) if size > 1 else 1
+    keep = max(min(k + (size - k) // 2, size - 1), 1)
 
     def order(values):
         return {"largest": -values, "smallest": values, "magnitude": -jnp.abs(values)}[which]
@@ -141,11 +141,11 @@ def _eigsh(op, k, which, size, tolerance, max_restarts, key) -> Eigenpairs:
             matvecs=state.matvecs + size - state.kept,
         )
 
-    def going(state):
-        return (state.restarts < max_restarts) & ~_small(state)
+    def small(norms, state):
+        return jnp.all(norms <= tolerance * jnp.max(jnp.abs(state.values)))
 
-    def _small(state):
-        return jnp.all(state.norms <= tolerance * jnp.max(jnp.abs(state.values)))
+    def going(state):
+        return (state.restarts < max_restarts) & ~small(state.norms, state)
 
     first = orthonormalise(coordinates.random(key, 1))
     count = jnp.asarray(0, jnp.int32)
@@ -159,8 +159,11 @@ def _eigsh(op, k, which, size, tolerance, max_restarts, key) -> Eigenpairs:
         matvecs=count,
     )
     last = jax.lax.while_loop(going, extend, state)
-    vectors = jax.vmap(coordinates.unflatten)(last.rows[:k])
-    return Eigenpairs(last.values[:k], vectors, last.norms, _small(last), last.matvecs)
+    # The products were combined from restart to restart: those that count are computed anew.
+    rows, values = last.rows[:k], last.values[:k]
+    norms = jnp.linalg.norm(multiply_rows(op, rows) - values[:, None] * rows, axis=1).astype(real)
+    vectors = jax.vmap(coordinates.unflatten)(rows)
+    return Eigenpairs(values, vectors, norms, small(norms, last), last.matvecs + k)
 
 
 def _not_zero(norm):
@@ -223,7 +226,10 @@ def _density(op, steps, vectors, key) -> SpectralDensity:
         start = jax.random.rademacher(key, (coordinates.size,), coordinates.real_dtype)
         process = _lanczos(op, coordinates.unflatten(start.astype(coordinates.dtype)), steps, True)
         values, states = jnp.linalg.eigh(process.matrix)
-        return values, jnp.abs(states[0]) ** 2
+        weights = jnp.abs(states[0]) ** 2
+        # Where the process has ended early, its matrix goes on with zeros, which are no eigenvalues.
+        real = weights > coordinates.eps**2
+        return jnp.where(real, values, values[jnp.argmax(weights)]), jnp.where(real, weights, 0)
 
     points, weights = jax.lax.map(one, jax.random.split(key, vectors))
     return SpectralDensity(points.reshape(-1), weights.reshape(-1) / vectors)
@@ -335,10 +341,7 @@ def suggest_shift(op: Any, condition: float = 1e4, *, steps: int = 30, key: Arra
     if not condition > 1:
         raise ValueError(f"suggest_shift: condition must be more than one.\n  got       {condition!r}")
     density = spectral_density(op, steps=steps, vectors=1, key=key)
-    # A point of no weight stands for no eigenvalue: the process had ended.
-    real = density.weights > jnp.finfo(density.weights.dtype).eps ** 2
-    smallest = jnp.maximum(jnp.min(jnp.where(real, density.points, jnp.inf)), 0)
-    largest = jnp.max(jnp.where(real, density.points, -jnp.inf))
+    smallest, largest = jnp.maximum(jnp.min(density.points), 0), jnp.max(density.points)
     return jnp.maximum((largest - condition * smallest) / (condition - 1), 0)
 
 
