@@ -112,7 +112,7 @@ def solve(
     structure = op.out_structure()
 
     shift = check_shift(shift, structure)
-    chosen = _choose(method, op, shift)
+    chosen = choose(method, op, shift)
     _check_method(chosen, shift, preconditioner or recipe)
     if recipe is not None:
         preconditioner = recipe.build(op, shift=shift)
@@ -205,7 +205,8 @@ def check_shift(shift: Any, structure: Structure) -> Any:
     return jax.tree.map(lambda d, s: d.astype(s.dtype if is_complex(d) else real_dtype(s.dtype)), leaves, structure)
 
 
-def _choose(method: Any, op: LinearOperator, shift: Any) -> Method:
+def choose(method: Any, op: LinearOperator, shift: Any) -> Method:
+    """The method named, or for "auto" the one for what the operator claims."""
     if method != "auto" if isinstance(method, str) else True:
         return method_named(method)
     real_shift = not has_complex(jax.tree.map(jnp.asarray, shift))

@@ -1,0 +1,1 @@
+"""Doors to other ecosystems, each behind the extra of its name."""
