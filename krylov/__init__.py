@@ -3,11 +3,13 @@
 from importlib.metadata import version as _version
 
 from krylov.operators import Jacobian, LinearOperator, OperatorError, check_operator
+from krylov.operators.curvature import fisher, gauss_newton, hessian, neural_tangent_kernel, quantum_geometric_tensor
 
 from . import processes
 from .lstsq import lstsq
 from .many import solve_many
 from .methods import CG, CGLS, CR, CRAIG, FCG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, BiCGStab, Cholesky
+from .natural_gradient import natural_gradient
 from .preconditioners import BlockJacobi, Deflation, Jacobi, Nystrom, SampleNystrom, SampleWoodbury
 from .recycler import Recycler
 from .shifted import solve_shifted
@@ -48,9 +50,15 @@ __all__ = [
     "Status",
     "check_operator",
     "eigsh",
+    "fisher",
+    "gauss_newton",
+    "hessian",
     "logdet",
     "lstsq",
+    "natural_gradient",
+    "neural_tangent_kernel",
     "processes",
+    "quantum_geometric_tensor",
     "solve",
     "solve_many",
     "solve_shifted",

@@ -6,6 +6,10 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
+# Importing NetKet sets the precision, and a mesh of all devices, for the whole process.
+os.environ["NETKET_ENABLE_X64"] = os.environ.get("KRYLOV_TEST_X64", "1")
+os.environ.setdefault("NETKET_SHARDING", "0")
+
 import jax
 import jax.monitoring
 import numpy as np

@@ -1,0 +1,22 @@
+"""NetKet on krylov's operators and solvers: a quantum geometric tensor, linear solvers, a driver without matrices.
+
+Needs the extra ``netket``.
+"""
+
+from .driver import VMC_MatrixFree
+from .qgt import QGT, KrylovQGT
+from .solvers import Solver, auto, bicgstab, cg, cholesky, gmres, lu, minres
+
+__all__ = [
+    "QGT",
+    "KrylovQGT",
+    "Solver",
+    "VMC_MatrixFree",
+    "auto",
+    "bicgstab",
+    "cg",
+    "cholesky",
+    "gmres",
+    "lu",
+    "minres",
+]

@@ -1,0 +1,235 @@
+r"""The natural gradient, by the cheapest of the routes that lead to it.
+
+The step minimises :math:`\|J\,dp - e\|^2 + \langle dp - \mu\,p, D (dp - \mu\,p)\rangle` with J the Jacobian of the
+network, e the values, D the damping and p the step before. On parameters that is :math:`(S + D)\,dp = J^H e + \mu D p`,
+on samples :math:`dp = \mu p + D^{-1} J^H (J D^{-1} J^H + 1)^{-1} (e - \mu J p)`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from krylov.operators import Jacobian, LinearOperator
+from krylov.operators.base import Vector
+from krylov.operators.metric import MetricGramOperator
+from krylov.operators.structure import Structure, is_complex, same_structure, size_of
+
+from .damping import Damping, as_arrays, make_damping
+from .methods import Direct, Method, method_named
+from .parameters import like_params, trained_vector
+from .solution import Solution
+from .solve import solve
+
+ROUTES = ("parameters", "samples")
+
+
+class NaturalGradientSolution(Solution):
+    """How the linear system of a natural-gradient step was solved.
+
+    Its ``x`` is the unknown of the route: the step itself on parameters, a vector of samples otherwise.
+
+    Attributes:
+        route: ``"parameters"`` or ``"samples"``.
+        reason: why this route was taken.
+    """
+
+    route: str = eqx.field(static=True)
+    reason: str = eqx.field(static=True)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}; route {self.route}: {self.reason})"
+
+
+def natural_gradient(
+    f: Callable[[Any, Any], Any],
+    params: PyTree,
+    samples: PyTree,
+    values: PyTree,
+    *,
+    shift: Any,
+    diag_scale: Any = None,
+    route: str = "auto",
+    method: str | Method = "auto",
+    preconditioner: Any = None,
+    x0: Vector | None = None,
+    mu: Any = 0.0,
+    previous: PyTree | None = None,
+    center: bool = True,
+    weights: Any = None,
+    chunk_size: int | None = None,
+    trainable: Any = None,
+    holomorphic: bool = False,
+    precision: str | None = "highest",
+    **options: Any,
+) -> tuple[PyTree, NaturalGradientSolution]:
+    r"""The natural-gradient step :math:`dp = (J^H J + \lambda)^{-1} J^H e` of a network, never forming a matrix.
+
+    J is the `Jacobian` of ``f`` over the samples and e the ``values`` per sample, both weighted and centred. With local
+    energies as values this is stochastic reconfiguration, taken on samples it is minSR; with ``-1j`` times the local
+    energies it is the velocity of time-dependent variational Monte Carlo. Subtract a multiple of it from ``params`` to
+    go downhill. Real and complex parameters, holomorphic networks and others, are all right as they are.
+
+    The routes solve for the same step to the tolerance of their own systems:
+
+    - ``"parameters"``: :math:`(J^H J + \lambda)\,dp = J^H e`, one pass over the samples a product;
+    - ``"samples"``: :math:`dp = J^H z`, :math:`(J J^H + \lambda)\,z = e`, vectors as long as the outputs. Needs a
+      positive shift.
+
+    ``"auto"`` takes the side that the preconditioner or the first guess belongs to. Else, with several chunks it takes
+    parameters, where a product makes one pass instead of two; with one chunk, where products cost the same, and for the
+    dense methods, the side with fewer unknowns. With a shift known to be zero, parameters.
+
+    Args:
+        f: ``f(params, samples)``, sample axis first: log-amplitudes, say.
+        params: pytree; leaves that are no floating-point arrays take no part.
+        samples: array or pytree of arrays, sample axis first.
+        values: per sample, like the output of ``f``; real ones are taken where that is complex.
+        shift: not negative; a scalar or a pytree like ``params`` with a scalar or an array for each leaf.
+        diag_scale: add this multiple of the diagonal of :math:`J^H J` to the shift; the diagonal is exact, from
+            per-sample gradients.
+        route: ``"auto"``, ``"parameters"`` or ``"samples"``.
+        method: as in `solve`.
+        preconditioner: as in `solve`, for the operator of the route.
+        x0: first guess for the unknown of the route: the ``x`` of a solution.
+        mu: momentum of SPRING, between 0 and 1: the step is drawn to ``mu`` times the ``previous`` one where the
+            samples say nothing.
+        previous: the step before, as it was returned; zeros to begin with. Without it there is no momentum.
+        center: subtract the weighted means of rows and values.
+        weights: ``(N,)``, not negative; default all equal.
+        chunk_size: samples at a time; need not divide N.
+        trainable: a pytree of bools or a function of a leaf; False freezes. See `Jacobian`.
+        holomorphic: promise that ``f`` is holomorphic in complex parameters. Needed by no route.
+        precision: matrix multiplication precision of ``f``; see `Jacobian`.
+        options: ``rtol``, ``atol``, ``maxiter``, ``history``, ``progress``, ``throw`` of `solve`.
+
+    Returns:
+        The step, with the tree, shapes and dtypes of ``params``: zero where frozen, None where a leaf is no
+        floating-point array. And the `Solution` of the system that was solved, with ``route`` and ``reason``.
+
+    Raises:
+        ValueError: an unknown route, a negative shift, or whatever does not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> log_psi = lambda params, x: jnp.log(jnp.cosh(x @ params)).sum(-1)
+        >>> params = 0.1 * jax.random.normal(jax.random.key(0), (4, 8))
+        >>> spins = jax.random.rademacher(jax.random.key(1), (100, 4), float)
+        >>> energies = spins[:, 0] * spins[:, 1]
+        >>> step, solution = krylov.natural_gradient(log_psi, params, spins, energies, shift=1e-2)
+        >>> step.shape, solution.route, bool(solution.converged)
+        ((4, 8), 'parameters', True)
+
+    Reference: Sorella (1998), doi:10.1103/PhysRevLett.80.4558. Samples: Chen & Heyl (2024),
+    doi:10.1038/s41567-024-02566-1. SPRING: Goldshlager, Abrahamsen & Lin (2024), doi:10.1016/j.jcp.2024.113351.
+    """
+    J = Jacobian(
+        f,
+        params,
+        samples,
+        weights=weights,
+        center=center,
+        chunk_size=chunk_size,
+        trainable=trainable,
+        holomorphic=holomorphic,
+        precision=precision,
+    )
+    damping = make_damping("natural_gradient", J, shift, diag_scale)
+    before = None
+    if previous is not None:
+        before = trained_vector("natural_gradient", "previous", previous, J.in_structure())
+        before = _drawn_to(as_arrays(mu), before)
+    route, reason = _route(J, route, method, preconditioner, x0, damping)
+    solved = _on_parameters if route == "parameters" else _on_samples
+    step, solution = solved(J, J.sample_vector(values), damping, before, method, preconditioner, x0, options)
+    fields = {name: getattr(solution, name) for name in Solution.__dataclass_fields__}
+    return like_params(step, J.in_structure(), params), NaturalGradientSolution(**fields, route=route, reason=reason)
+
+
+def _on_parameters(J, e, damping, before, method, preconditioner, x0, options):
+    S, rhs, shift = J.gram(), J.H.mv(e), damping.shift
+    if before is not None:
+        rhs = _add(rhs, damping.times(before))
+        x0 = before if x0 is None else x0
+    if shift is None:
+        S, shift = S + damping.operator, 0.0
+    solution = solve(S, rhs, method, shift=shift, preconditioner=preconditioner, x0=x0, **options)
+    return solution.x, solution
+
+
+def _on_samples(J, e, damping, before, method, preconditioner, x0, options):
+    if before is not None:
+        e = _subtract(e, J.mv(before))
+    if damping.operator is None:
+        T, shift, inverse = J.cogram(), damping.shift, None
+    else:
+        inverse = damping.inverse()
+        T, shift = MetricGramOperator(J.H, inverse), 1.0
+    solution = solve(T, e, method, shift=shift, preconditioner=preconditioner, x0=x0, **options)
+    step = J.H.mv(_as(e, solution.x))
+    if inverse is not None:
+        step = inverse.mv(step)
+    return step if before is None else _add(step, before), solution
+
+
+@eqx.filter_jit
+def _add(x, y):
+    return jax.tree.map(lambda a, b: (a + b).astype(a.dtype), x, y)
+
+
+@eqx.filter_jit
+def _subtract(x, y):
+    return jax.tree.map(lambda a, b: (a - b).astype(a.dtype), x, y)
+
+
+@eqx.filter_jit
+def _as(like, vector):
+    """Half precision is solved in single."""
+    return jax.tree.map(lambda x, y: y.astype(x.dtype), like, vector)
+
+
+def _route(J, route, method, preconditioner, x0, damping: Damping) -> tuple[str, str]:
+    if route not in ("auto", *ROUTES):
+        raise ValueError(
+            f"natural_gradient: unknown route.\n  got       {route!r}\n"
+            f"  expected  'auto', {', '.join(map(repr, ROUTES))}"
+        )
+    if damping.known_singular and route == "samples":
+        raise ValueError(
+            "natural_gradient: the route on samples needs a positive shift.\n  got       shift=0\n"
+            "  J J^H is singular, at least where rows are centred. Give a shift or take route='parameters'."
+        )
+    if route != "auto":
+        return route, "asked for"
+    sides = {"parameters": J.in_structure(), "samples": J.out_structure()}
+    if damping.known_singular:
+        return "parameters", "no shift"
+    for what, structure in (("preconditioner", _domain(preconditioner)), ("x0", x0)):
+        known = structure is not None
+        fits = [side for side, expected in sides.items() if known and same_structure(structure, expected)]
+        if fits:
+            return fits[0], f"that is where {what} acts" if what == "preconditioner" else "that is where x0 lies"
+    count = {side: _unknowns(structure) for side, structure in sides.items()}
+    sizes = f"{count['samples']} real unknowns on samples, {count['parameters']} on parameters"
+    smaller = "samples" if count["samples"] < count["parameters"] else "parameters"
+    chosen = method if isinstance(method, str) and method == "auto" else method_named(method)
+    if isinstance(chosen, Direct):
+        return smaller, f"the smaller matrix: {sizes}"
+    if J.chunks.weights.shape[0] > 1:
+        return "parameters", "one pass over the chunks a product, not two"
+    return smaller, f"products cost the same and vectors are shorter: {sizes}"
+
+
+def _domain(preconditioner: Any) -> Structure | None:
+    return preconditioner.in_structure() if isinstance(preconditioner, LinearOperator) else None
+
+
+def _unknowns(structure: Structure) -> int:
+    return sum(size_of(s) * (2 if is_complex(s) else 1) for s in jax.tree.leaves(structure))
+
+
+@eqx.filter_jit
+def _drawn_to(mu: Any, vector: Vector) -> Vector:
+    return jax.tree.map(lambda x: (mu * x).astype(x.dtype), vector)
