@@ -7,6 +7,8 @@ import numpy as np
 from jaxtyping import Array, Inexact
 
 from krylov.operators.base import Field, LinearOperator, Vector
+from krylov.operators.dense import Dense
+from krylov.operators.jacobian import Jacobian
 from krylov.operators.structure import (
     Structure,
     common_dtype,
@@ -22,7 +24,7 @@ from krylov.operators.structure import (
 )
 
 # Products of a block are computed so many at a time, which bounds their memory.
-COLUMNS_AT_ONCE = 4
+_COLUMNS_AT_ONCE = 32
 
 
 class Coordinates(eqx.Module):
@@ -93,9 +95,19 @@ def multiply_rows(op: LinearOperator, rows: Inexact[Array, "k n"]) -> Inexact[Ar
     def one(row):
         return after.flatten(op._product(before.unflatten(row)))
 
-    if rows.shape[0] <= COLUMNS_AT_ONCE:
+    at_once = min(_COLUMNS_AT_ONCE, rows.shape[0])
+    if _computes_anew(op) and jax.default_backend() == "cpu":
+        # A CPU is kept busy by one product with a network, and has its activations in the cache.
+        at_once = 1
+    if rows.shape[0] == at_once:
         return jax.vmap(one)(rows)
-    return jax.lax.map(one, rows, batch_size=COLUMNS_AT_ONCE)
+    return jax.lax.map(one, rows, batch_size=None if at_once == 1 else at_once)
+
+
+def _computes_anew(op: LinearOperator) -> bool:
+    """Whether a product goes through a network rather than through the entries of a matrix."""
+    networks = jax.tree.leaves(op, is_leaf=lambda x: isinstance(x, Jacobian))
+    return any(isinstance(x, Jacobian) and not isinstance(x.storage, Dense) for x in networks)
 
 
 def overlaps(rows: Inexact[Array, "k n"], others: Inexact[Array, "*j n"]) -> Inexact[Array, "k *j"]:

@@ -111,7 +111,6 @@ class Recycler(eqx.Module):
             basis=jnp.zeros((rows, coordinates.size), coordinates.dtype),
             eigenvalues=jnp.ones(rows, real),
             rest=number() + 1,
-            error=number(),
             shift=number(),
             rank=count(),
             matvecs=count(),

@@ -14,7 +14,7 @@ from krylov.operators.structure import Structure, describe, same_structure
 
 from ..coordinates import Coordinates, coordinates_of, multiply_rows, orthonormalise
 from .base import Preconditioner, positive_count, without_derivatives
-from .spectral import SpectralInverse, absorb, from_factor, gram_norm, stabilising_ridge
+from .spectral import SpectralInverse, absorb, from_factor, left_over, stabilising_ridge
 
 
 class Nystrom(Preconditioner):
@@ -112,15 +112,15 @@ def _refresh(recipe: Nystrom, op: LinearOperator, key: Array, built: SpectralInv
 
 
 def blocks(rank: int, block_size: int, dimension: int) -> tuple[int, int]:
-    """The number of blocks and their size; two at least, since the last one tells what those before have left."""
+    """The number of blocks and their size, for a rank that must not exceed the dimension."""
     rank = min(rank, dimension)
-    count = -(-rank // min(block_size, -(-rank // 2)))
+    count = -(-rank // block_size)
     return count, -(-rank // count)
 
 
 class _Sketch(NamedTuple):
     factor: Inexact[Array, "k n"]
-    left: Float[Array, ""]  # largest eigenvalue of what the last block has found
+    left: Float[Array, ""]
     ridge: Float[Array, ""]
     blocks: Int[Array, ""]
 
@@ -148,10 +148,10 @@ def sketch(
         ridge = jnp.where(state.blocks == 0, stabilising_ridge(products, coordinates), state.ridge)
         rows = absorb(state.factor, omega, products, ridge)
         factor = jax.lax.dynamic_update_slice_in_dim(state.factor, rows, start, 0)
-        return _Sketch(factor, gram_norm(rows).astype(real), ridge, state.blocks + 1)
+        return _Sketch(factor, left_over(rows).astype(real), ridge, state.blocks + 1)
 
     factor = jnp.zeros((count * size, coordinates.size), coordinates.dtype)
     first = _Sketch(factor, jnp.full_like(nothing, jnp.inf), nothing, jnp.asarray(0, jnp.int32))
     last = jax.lax.while_loop(going, step, first)
     reached = jnp.minimum(last.blocks * size, rank).astype(jnp.int32)
-    return from_factor(last.factor, last.ridge, reached, last.left, shift, reached, coordinates)
+    return from_factor(last.factor, last.ridge, reached, shift, reached, coordinates)

@@ -16,7 +16,7 @@ from krylov.operators.sample_rows import adjoint_rows, row_norms
 from ..coordinates import Coordinates, coordinates_of, multiply_rows, orthonormalise
 from .base import Preconditioner, positive_count
 from .nystrom import blocks
-from .spectral import SpectralInverse, absorb, from_factor, gram_norm, stabilising_ridge
+from .spectral import SpectralInverse, absorb, from_factor, left_over, stabilising_ridge
 
 
 class SampleNystrom(Preconditioner):
@@ -95,7 +95,7 @@ class SampleNystrom(Preconditioner):
                 basis=jax.lax.dynamic_update_slice_in_dim(state.basis, rows, start, 0),
                 factor=jax.lax.dynamic_update_slice_in_dim(state.factor, new, start, 0),
                 weights=jnp.maximum(state.weights - _spanned(J, outputs, pushed), 0),
-                left=gram_norm(new).astype(state.left.dtype),
+                left=left_over(new).astype(state.left.dtype),
                 ridge=ridge,
                 blocks=state.blocks + 1,
             )
@@ -113,12 +113,11 @@ class SampleNystrom(Preconditioner):
         last = jax.lax.while_loop(going, step, first)
         reached = jnp.minimum(last.blocks * size, rank).astype(jnp.int32)
         # Each of the two passes over per-sample gradients is counted as a product.
-        built = from_factor(last.factor, last.ridge, reached, last.left, shift, reached + 2, coordinates)
+        built = from_factor(last.factor, last.ridge, reached, shift, reached + 2, coordinates)
         if rank < min(inputs.size, outputs.size):
             return built
         # All rows, or rows that span all gradients: nothing is left.
-        nothing = jnp.where(reached == rank, 0, jnp.asarray([built.rest, built.error]))
-        return eqx.tree_at(lambda b: (b.rest, b.error), built, (nothing[0], nothing[1]))
+        return eqx.tree_at(lambda b: b.rest, built, jnp.where(reached == rank, 0, built.rest))
 
 
 class _State(NamedTuple):

@@ -68,12 +68,10 @@ class SampleWoodbury(Preconditioner):
         rows = rows / jnp.sqrt(jnp.where(total > 0, total, 1)).astype(real_dtype(rows.dtype))
         q, r = jnp.linalg.qr(rows.T)
         left, values, _ = jnp.linalg.svd(r, full_matrices=False)
-        nothing = jnp.zeros((), coordinates.real_dtype)
         return SpectralInverse(
             basis=combine(left.T, q.T),
             eigenvalues=values.astype(coordinates.real_dtype) ** 2,
-            rest=nothing,
-            error=jnp.full_like(nothing, jnp.nan),
+            rest=jnp.zeros((), coordinates.real_dtype),
             shift=shift,
             rank=jnp.asarray(values.size, jnp.int32),
             # The mean row takes a pass over per-sample gradients.

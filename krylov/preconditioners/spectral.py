@@ -18,13 +18,11 @@ class SpectralInverse(BuiltPreconditioner):
         basis: the columns of U as rows, in `Coordinates`.
         eigenvalues: descending; those beyond ``rank`` are ``rest``.
         rest: what stands for all other eigenvalues.
-        error: estimated largest eigenvalue of what U leaves out.
     """
 
     basis: Inexact[Array, "k n"]
     eigenvalues: Float[Array, " k"]
     rest: Float[Array, ""]
-    error: Float[Array, ""]
     shift: Float[Array, ""]
     rank: Int[Array, ""]
     matvecs: Int[Array, ""]
@@ -44,9 +42,9 @@ class SpectralInverse(BuiltPreconditioner):
 
     @property
     def report(self) -> PreconditionerReport:
-        """See `PreconditionerReport`; the condition number after is a bound if ``error`` is right."""
+        """See `PreconditionerReport`; the largest eigenvalue left out is taken to be ``rest``."""
         before = 1 + jnp.max(self.eigenvalues, initial=0) / self.shift
-        after = 1 + (self.rest + self.error) / self.shift
+        after = 1 + 2 * self.rest / self.shift
         return PreconditionerReport(self.rank, before, after, self.matvecs)
 
 
@@ -67,10 +65,10 @@ def absorb(
     return combine((vectors / jnp.sqrt(jnp.maximum(values, ridge))).T, left)
 
 
-def gram_norm(rows: Inexact[Array, "b n"]) -> Float[Array, ""]:
-    """The largest eigenvalue of the sum of the rows' outer products."""
+def left_over(rows: Inexact[Array, "b n"]) -> Float[Array, ""]:
+    """An estimate of the largest eigenvalue that a new block of the factor has left: twice the least that it found."""
     gram = overlaps(rows, rows)
-    return jnp.maximum(jnp.linalg.eigvalsh((gram + jnp.conj(gram.T)) / 2)[-1], 0)
+    return 2 * jnp.maximum(jnp.linalg.eigvalsh((gram + jnp.conj(gram.T)) / 2)[0], 0)
 
 
 def stabilising_ridge(products: Inexact[Array, "b n"], coordinates: Coordinates) -> Float[Array, ""]:
@@ -85,7 +83,6 @@ def from_factor(
     factor: Inexact[Array, "k n"],
     ridge: Float[Array, ""] | float,
     rank: Int[Array, ""],
-    error: Float[Array, ""],
     shift: Float[Array, ""],
     matvecs: Int[Array, ""],
     coordinates: Coordinates,
@@ -102,7 +99,6 @@ def from_factor(
         basis=jnp.where(used[:, None], basis, 0),
         eigenvalues=jnp.where(used, eigenvalues, rest),
         rest=rest,
-        error=error.astype(rest.dtype),
         shift=shift,
         rank=rank,
         matvecs=matvecs,

@@ -100,10 +100,9 @@ def test_low_rank_of_a_matrix_is_what_its_report_says(dtype):
     condition = spectrum.max() / spectrum.min()
     report = M.report
     assert (int(report.rank), int(report.matvecs)) == (12, 12)
-    assert float(report.condition_before) == pytest.approx(
-        1 + 1 / shift, rel=5e-2
-    )  # Nystrom eigenvalues are a little low
-    assert condition <= 1.05 * float(report.condition_after) <= 4 * condition <= 0.2 * float(report.condition_before)
+    # Nystrom eigenvalues are a little low.
+    assert float(report.condition_before) == pytest.approx(1 + 1 / shift, rel=5e-2)
+    assert float(report.condition_after) == pytest.approx(condition, rel=0.5) and condition < 20
     # From below, as a Nystrom approximation has them.
     exact = 1 / np.arange(1, 13) ** 2
     assert np.all(np.asarray(M.eigenvalues) <= exact + 100 * eps(dtype)) and M.eigenvalues[2] >= 0.8 * exact[2]
@@ -111,8 +110,9 @@ def test_low_rank_of_a_matrix_is_what_its_report_says(dtype):
 
 def test_rank_adapts_to_the_shift():
     op = decaying("float32", 200)
-    ranks = [int(krylov.Nystrom(100, block_size=10).build(op, shift=shift).report.rank) for shift in (1e-1, 1e-2, 1e-9)]
-    assert ranks == [20, 20, 100] or ranks == [10, 20, 100] or ranks == [20, 30, 100]
+    ranks = [int(krylov.Nystrom(100, block_size=10).build(op, shift=shift).report.rank) for shift in (1e-1, 3e-3, 1e-9)]
+    # Eigenvalues are below the shift from 4, from 19 and never.
+    assert ranks == [10, 20, 100]
 
 
 @pytest.mark.slow
