@@ -9,7 +9,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from krylov.operators.base import LinearOperator, Vector, product
 
-from .methods.recurrence import CYCLE_CLOSED, LEAST_SQUARES, NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
+from .methods.recurrence import (
+    CYCLE_CLOSED,
+    ERROR_BOUNDED,
+    LEAST_SQUARES,
+    NEGATIVE_CURVATURE,
+    RUNNING,
+    ZERO_PIVOT,
+    Recurrence,
+)
 from .packing import Packing
 from .progress import report_progress
 from .status import Status
@@ -38,6 +46,7 @@ class Outcome(NamedTuple):
     residual_norm: RealScalar
     rhs_norm: RealScalar
     history: Float[Array, " length"] | None
+    error_bound: RealScalar | None = None
 
 
 class _Loop(NamedTuple):
@@ -52,6 +61,7 @@ class _Loop(NamedTuple):
     status: Int[Array, ""]
     done: Bool[Array, ""]
     history: Float[Array, " length"] | None
+    error_bound: RealScalar | None  # of x
 
 
 def iterate(
@@ -105,12 +115,13 @@ def iterate(
         status=jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32),
         done=converged | ~finite,
         history=new_history(controls, b_norm, space),
+        error_bound=method.error_bound(state),
     )
 
     def body(loop: _Loop) -> _Loop:
         direction = method.direction(loop.state)
         preconditioned = direction if preconditioner is None else times(preconditioner, direction)
-        state = method.prepare(space, loop.state, preconditioned)
+        state = prepared = method.prepare(space, loop.state, preconditioned)
 
         estimate, condition = method.residual_norm(state), method.condition(state)
         # A recurrence cannot shrink its residual by more than its digits: then it is verified whatever the tolerance.
@@ -132,7 +143,7 @@ def iterate(
         state = method.settle(space, state)
 
         found = method.residual_norm(state)  # after verifying: the true residual
-        ending = _judge(loop, found, target, condition, claims, out_of_iterations, method, space)
+        ending = _judge(loop, found, estimate, target, condition, claims, out_of_iterations, method, space)
         accepted = verify & ending.accepted
         rounds = loop.rounds + jnp.where(verify, 0, 1).astype(jnp.int32)
         history = loop.history
@@ -156,14 +167,26 @@ def iterate(
             status=jnp.where(verify, ending.status, loop.status),
             done=verify & ending.done,
             history=history,
+            error_bound=select(accepted, _bound(method, prepared, estimate, found), loop.error_bound),
         )
 
     last = jax.lax.while_loop(lambda loop: ~loop.done, body, first)
     iterations = (last.rounds + method.products - 1) // method.products
     residual = jnp.where(trivial, 0, last.residual)
     history = close_history(last.history, iterations, residual, unit)
-    outcome = Outcome(last.status, iterations, last.matvecs, residual * unit, rhs_norm, history)
+    bound = None if last.error_bound is None else jnp.where(trivial, 0, last.error_bound) * unit
+    outcome = Outcome(last.status, iterations, last.matvecs, residual * unit, rhs_norm, history, bound)
     return packing.unpack(scale(unit, last.x)), outcome
+
+
+def _strayed(estimate: RealScalar, found: RealScalar) -> Bool[Array, ""]:
+    """Whether the recurrence's residual is no longer the true one, so that no more is known of the error."""
+    return ~(found <= 1.1 * estimate)
+
+
+def _bound(method: Recurrence, state: Any, estimate: RealScalar, found: RealScalar) -> RealScalar | None:
+    bound = method.error_bound(state)
+    return None if bound is None else jnp.where(_strayed(estimate, found), jnp.inf, bound)
 
 
 class _Ending(NamedTuple):
@@ -173,10 +196,11 @@ class _Ending(NamedTuple):
     done: Bool[Array, ""]
 
 
-def _judge(loop, found, target, condition, claims, out_of_iterations, method, space) -> _Ending:
+def _judge(loop, found, estimate, target, condition, claims, out_of_iterations, method, space) -> _Ending:
     """What a verification that found this true residual norm means."""
     finite = jnp.isfinite(found)
-    converged = found <= target
+    bounded = (condition == ERROR_BOUNDED) & ~_strayed(estimate, found) & ~loop.unverified
+    converged = (found <= target) | bounded
     worse = found > loop.residual
     # CG lowers the error while its residual may rise, within limits; once it has been verified that is rounding.
     tolerated = ~loop.verified & (found <= 1e3 * loop.residual) & method.minimises_energy

@@ -24,6 +24,7 @@ class Solution(eqx.Module):
         history: residual norm after each iteration, the first entry before it, if asked for. Its entries are the
             recurrence's own. Under a transformation its length is fixed and the last value repeats.
         method: the method's name.
+        error_bounds: a lower and an upper bound of the energy norm of the error, from ``CG(bounds=True)``.
     """
 
     x: Vector
@@ -34,6 +35,7 @@ class Solution(eqx.Module):
     history: Float[Array, " length"] | None
     status_code: Int[Array, ""]
     method: str = eqx.field(static=True)
+    error_bounds: tuple[Float[Array, ""], Float[Array, ""]] | None = eqx.field(default=None, kw_only=True)
 
     @property
     def status(self) -> Any:

@@ -25,8 +25,9 @@ from krylov.operators.views import complexify
 
 from .arguments import is_real_matrix, known, number, real_unknowns, right_hand_side, stopping
 from .driver import is_scalar
+from .error_bounds import bounds_of, informed
 from .implicit import solve_implicitly
-from .methods import METHODS, Direct, Method, method_named
+from .methods import CG, METHODS, Direct, Method, method_named
 from .precision import promote_half
 from .preconditioners import BuiltPreconditioner, Preconditioner
 from .solution import ConvergenceError, Solution
@@ -116,16 +117,21 @@ def solve(
     _check_method(chosen, shift, preconditioner or recipe)
     if recipe is not None:
         preconditioner = recipe.build(op, shift=shift)
+    if isinstance(chosen, CG) and chosen.bounds:
+        chosen = informed(chosen, op, shift, preconditioner)
     dtype, unknowns = real_dtype(common_dtype(structure)), real_unknowns(structure)
     controls = stopping("solve", rtol, atol, maxiter, history, progress, dtype, unknowns)
     own_terms = x0_given or not (known(controls.atol) == 0 and known(controls.rtol) > 0)
     system = (op, shift, preconditioner, b, guess)
     traced = any(map(is_traced, jax.tree.leaves((system, controls))))
     x, outcome = solve_implicitly(chosen, *system, jnp.asarray(x0_given), controls, own_terms, bool(throw) and traced)
-    return _finish(x, outcome, chosen, throw)
+    bounds = None
+    if isinstance(chosen, CG) and chosen.bounds:
+        bounds = bounds_of(chosen, *system[:-1], x, outcome)
+    return _finish(x, outcome, chosen, throw, bounds)
 
 
-def _finish(x, outcome, method, throw) -> Solution:
+def _finish(x, outcome, method, throw, bounds) -> Solution:
     traced = is_traced(outcome.status)
     kept = outcome.history
     if kept is not None and not traced and np.ndim(outcome.status) == 0:
@@ -140,6 +146,7 @@ def _finish(x, outcome, method, throw) -> Solution:
         history=kept,
         status_code=outcome.status,
         method=method.name,
+        error_bounds=bounds,
     )
     if throw and not traced and not bool(np.all(np.asarray(outcome.status) == Status.CONVERGED)):
         raise ConvergenceError(solution)

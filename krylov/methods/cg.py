@@ -1,14 +1,15 @@
 """Conjugate gradients."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from krylov.operators.base import Vector
 
 from ..vectors import Flag, RealScalar, Space, axpy, divide, real_inner, zeros_like
-from .recurrence import NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
+from .recurrence import ERROR_BOUNDED, NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
 
 
 class CGState(NamedTuple):
@@ -22,6 +23,15 @@ class CGState(NamedTuple):
     weight: RealScalar
     largest: RealScalar
     condition: Int[Array, ""]
+    radau: "Radau | None"
+
+
+class Radau(NamedTuple):
+    """The Gauss-Radau coefficient: times rho, the squared upper bound; and the energy gained, for a relative bound."""
+
+    coefficient: RealScalar
+    alpha: RealScalar
+    energy: RealScalar
 
 
 class CG(Recurrence):
@@ -31,26 +41,47 @@ class CG(Recurrence):
     preconditioner) and three vector updates an iteration; stores three vectors beside x and b. Reports INDEFINITE where
     it meets a direction of negative curvature.
 
+    With ``bounds`` the solution's ``error_bounds`` hold a lower and an upper bound of the energy norm of its error. The
+    upper one is that of Gauss-Radau quadrature and costs a few numbers an iteration; it needs a lower bound of the
+    spectrum. The lower one, the energy norm of the error's part along the residual, costs two more products at the end.
+
+    Args:
+        bounds: also bound the error.
+        smallest: a positive lower bound of the spectrum of the operator, shift included; with a preconditioner, of the
+            preconditioned operator. Default: the shift, where the operator claims to be positive and there is no
+            preconditioner.
+        energy_rtol: with ``bounds``, stop also where the upper bound is below this part of the solution's energy norm,
+            and call that CONVERGED.
+
     Example:
         >>> import jax.numpy as jnp, krylov
         >>> sol = krylov.solve(jnp.diag(jnp.array([1.0, 2.0, 3.0])), jnp.ones(3), method=krylov.CG())
         >>> bool(sol.converged), int(sol.iterations)
         (True, 3)
 
-    Reference: Hestenes & Stiefel (1952), doi:10.6028/jres.049.044.
+    Reference: Hestenes & Stiefel (1952), doi:10.6028/jres.049.044. Bounds: Meurant & Tichy (2019),
+    doi:10.1007/s11075-018-0634-8; Strakos & Tichy (2002), Electron. Trans. Numer. Anal. 13, 56-80.
     """
 
+    bounds: bool = eqx.field(static=True, default=False)
+    smallest: Any = None
+    energy_rtol: Any = None
     name = "cg"
     needs_hermitian = True
     needs_positive = True
     vectors = 3
     minimises_energy = True
 
+    def __check_init__(self):
+        if not self.bounds and not (self.smallest is None and self.energy_rtol is None):
+            raise ValueError("CG: smallest and energy_rtol are for bounds=True; add it.")
+
     def allocate(self, space: Space, rhs: Vector, preconditioned: bool) -> CGState:
         """Three vectors."""
         zero, nothing = zeros_like(rhs), jnp.zeros((), space.real_dtype)
         running = jnp.asarray(RUNNING, jnp.int32)
-        return CGState(zero, rhs, zero, nothing, nothing, nothing, nothing, running)
+        radau = Radau(nothing, nothing, nothing) if self.bounds else None
+        return CGState(zero, rhs, zero, nothing, nothing, nothing, nothing, running, radau)
 
     def start(self, space: Space, state: CGState, residual: Vector) -> CGState:
         """The first direction is the preconditioned residual: an infinite rho makes beta zero."""
@@ -76,11 +107,24 @@ class CG(Recurrence):
         rho = state.norm**2 if z is state.r else real_inner(state.r, z).astype(space.real_dtype)
         beta = divide(rho, state.rho)
         return state._replace(
+            radau=None if state.radau is None else self._bound(state.radau, jnp.isinf(state.rho), beta),
             p=axpy(beta, state.p, z),
             rho=rho,
             weight=rho + beta**2 * state.weight,
             condition=jnp.where((rho < 0) & jnp.isfinite(rho), NEGATIVE_CURVATURE, state.condition),
         )
+
+    def _bound(self, old: Radau, fresh: Flag, beta: RealScalar) -> Radau:
+        """One step of the recurrence for the coefficient, which begins with the inverse of the smallest eigenvalue."""
+        rest = old.coefficient - old.alpha
+        stepped = divide(rest, self.smallest * rest + beta)
+        return old._replace(coefficient=jnp.where(fresh, 1 / self.smallest, stepped))
+
+    def error_bound(self, state: CGState) -> RealScalar | None:
+        """By Gauss-Radau quadrature."""
+        if state.radau is None:
+            return None
+        return jnp.sqrt(jnp.maximum(state.radau.coefficient * state.rho, 0))
 
     def probe(self, state: CGState) -> Vector:
         """The direction."""
@@ -99,6 +143,9 @@ class CG(Recurrence):
             x=axpy(alpha, state.p, state.x),
             r=axpy(-alpha, product, state.r),
             largest=largest,
+            radau=None
+            if state.radau is None
+            else state.radau._replace(alpha=alpha, energy=state.radau.energy + alpha * state.rho),
             condition=jnp.where(curvature <= 0, trouble, state.condition).astype(jnp.int32),
         )
 
@@ -111,5 +158,9 @@ class CG(Recurrence):
         return state.x
 
     def condition(self, state: CGState) -> Int[Array, ""]:
-        """Whether a curvature was zero or negative."""
-        return state.condition
+        """Whether a curvature was zero or negative, or the error is small enough."""
+        bound = self.error_bound(state)
+        if bound is None or state.radau is None or self.energy_rtol is None:
+            return state.condition
+        small = bound**2 <= self.energy_rtol**2 * (state.radau.energy + bound**2)
+        return jnp.where(small & (state.condition == RUNNING), ERROR_BOUNDED, state.condition).astype(jnp.int32)

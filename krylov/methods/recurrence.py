@@ -12,7 +12,7 @@ from krylov.operators.base import Vector
 from ..vectors import Flag, RealScalar, Space
 
 # What a recurrence can say of its own state, apart from its residual norm.
-RUNNING, CYCLE_CLOSED, ZERO_PIVOT, NEGATIVE_CURVATURE, LEAST_SQUARES = 0, 1, 2, 3, 4
+RUNNING, CYCLE_CLOSED, ZERO_PIVOT, NEGATIVE_CURVATURE, LEAST_SQUARES, ERROR_BOUNDED = 0, 1, 2, 3, 4, 5
 
 
 class Method(eqx.Module):
@@ -98,3 +98,8 @@ class Recurrence(Method):
         """RUNNING, or why the recurrence cannot go on."""
         del state
         return jnp.asarray(RUNNING, jnp.int32)
+
+    def error_bound(self, state: Any) -> RealScalar | None:
+        """An upper bound of the energy norm of the error, for methods that have one."""
+        del state
+        return None
