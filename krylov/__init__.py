@@ -8,7 +8,7 @@ from krylov.operators.curvature import fisher, gauss_newton, hessian, neural_tan
 from . import processes
 from .lstsq import lstsq
 from .many import solve_many
-from .methods import CG, CGLS, CR, CRAIG, FCG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, BiCGStab, Cholesky
+from .methods import CG, CGLS, CR, CRAIG, FCG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, SVD, BiCGStab, Cholesky, Eigh
 from .natural_gradient import natural_gradient
 from .preconditioners import BlockJacobi, Deflation, Jacobi, Nystrom, SampleNystrom, SampleWoodbury
 from .recycler import Recycler
@@ -32,11 +32,13 @@ __all__ = [
     "LU",
     "MINRES",
     "MINRESQLP",
+    "SVD",
     "BiCGStab",
     "BlockJacobi",
     "Cholesky",
     "ConvergenceError",
     "Deflation",
+    "Eigh",
     "Jacobi",
     "Jacobian",
     "LeastSquaresSolution",

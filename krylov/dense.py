@@ -15,9 +15,6 @@ from .methods.recurrence import Direct
 from .status import Status
 from .vectors import Space, add, largest_entry, power_of_two, scale, select, subtract, zeros_like
 
-# Refinement gains digits in one or two steps, or never.
-_MAX_REFINEMENTS = 4
-
 
 def factorize_and_refine(
     method: Direct,
@@ -52,7 +49,7 @@ def factorize_and_refine(
         better = found < norm  # False for NaN
         if history is not None:
             history = history.at[steps + 1].set(jnp.where(better, found, norm), mode="drop")
-        going = better & (found > target) & (steps + 1 < _MAX_REFINEMENTS)
+        going = better & (found > target) & (steps + 1 < method.refinements)
         kept = select(better, (candidate, r_new, found), (x, r, norm))
         return *kept, steps + 1, going, broken | ~jnp.isfinite(found), history
 
@@ -68,7 +65,8 @@ def factorize_and_refine(
     x, _, norm, steps, _, broken, history = jax.lax.while_loop(lambda loop: loop[4], body, start)
     x = select(finite, x, zeros_like(x))
     failed = Status.INDEFINITE if method.needs_positive else Status.BREAKDOWN
-    status = jnp.where(broken, failed, Status.STAGNATED)
+    left = jnp.where(method.deficient(factors), Status.INCONSISTENT, Status.STAGNATED)
+    status = jnp.where(broken, failed, left)
     status = jnp.where(controls.maxiter > 0, status, Status.MAX_ITERATIONS)
     status = jnp.where(norm <= target, Status.CONVERGED, status)
     status = jnp.where(finite, status, Status.NONFINITE).astype(jnp.int32)

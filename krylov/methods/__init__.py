@@ -17,9 +17,10 @@ from .lsqr import LSQR
 from .minres import MINRES
 from .minres_qlp import MINRESQLP
 from .recurrence import Direct, Method, Recurrence
+from .spectral import SVD, Eigh
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (CG, MINRES, MINRESQLP, CR, FCG, GMRES, BiCGStab, Cholesky, LU)
+    method.name: method for method in (CG, MINRES, MINRESQLP, CR, FCG, GMRES, BiCGStab, Cholesky, LU, Eigh, SVD)
 }
 
 LEAST_SQUARES_METHODS: dict[str, type[Method]] = {method.name: method for method in (LSMR, LSQR, CGLS, CRAIG)}
@@ -61,9 +62,11 @@ __all__ = [
     "METHODS",
     "MINRES",
     "MINRESQLP",
+    "SVD",
     "BiCGStab",
     "Cholesky",
     "Direct",
+    "Eigh",
     "LeastSquares",
     "Method",
     "Recurrence",

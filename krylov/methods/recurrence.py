@@ -31,6 +31,8 @@ class Method(eqx.Module):
 class Direct(Method):
     """A method that factorizes the dense matrix."""
 
+    refinements: ClassVar[int] = 4  # at most: they gain digits in one or two steps, or never
+
     @abc.abstractmethod
     def factorize(self, matrix: Array) -> Any:
         """What `back_substitute` needs."""
@@ -38,6 +40,11 @@ class Direct(Method):
     @abc.abstractmethod
     def back_substitute(self, factors: Any, rhs: Array) -> Array:
         """Solve with the factors."""
+
+    def deficient(self, factors: Any) -> Flag:
+        """Whether the factors leave out a part of the matrix, so that a residual may be left for good."""
+        del factors
+        return jnp.asarray(False)
 
 
 class Recurrence(Method):

@@ -138,3 +138,26 @@ def test_derivatives_on_a_regular_system():
     got, right = (jax.jit(jax.grad(f, (0, 1)))(A, b) for f in (loss, dense))
     for x, y in zip(got, right):
         assert norm(x - y) <= 1e-9 * norm(y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", ["eigh", "svd"])
+def test_dense_pseudo_inverses_find_the_least_norm(method, dtype):
+    cases = [
+        (of_rank(dtype, rank, 10, seed=rank), random_vector(dtype, 20, seed=rank + 50)) for rank in (1, 10, 19, 20)
+    ]
+    cases += [(A, (wide(A) @ wide(b)).astype(dtype)) for A, b in cases]
+    for i, (system, sol) in enumerate(zip(cases, solve_each(cases, 1e3 * eps(dtype), method))):
+        right = np.linalg.pinv(wide(system[0]), rcond=1e3 * eps(dtype), hermitian=True) @ wide(system[1])
+        assert norm(wide(sol.x) - right) <= 1e4 * eps(dtype) * norm(right)
+        assert_honest(sol, *system, 1e3 * eps(dtype))
+        assert sol.status_code == (Status.CONVERGED if i >= 3 else Status.INCONSISTENT), (i, sol)
+
+
+def test_the_cut_off_is_smooth_and_where_it_was_set():
+    b = np.ones(2, "float32")
+    weight = lambda value: float(krylov.solve(np.diag([1, value]).astype("float32"), b, krylov.Eigh(rcond=1e-2)).x[1])
+    found = [weight(value) * value for value in (1e-3, 0.5e-2, 1e-2, 2e-2, 1e-1)]
+    np.testing.assert_allclose(found, [1e-6, 1 / 65, 0.5, 64 / 65, 1], rtol=2e-2)
+    with pytest.raises(ValueError, match="SVD: rcond must be at least 0 and less than 1"):
+        krylov.SVD(rcond=2.0)
