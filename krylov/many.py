@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from krylov.operators.base import LinearOperator, Vector, product
+from krylov.operators.base import LinearOperator, Vector, products
 from krylov.operators.convert import as_operator
 from krylov.operators.structure import all_complex, common_dtype, describe, is_traced, real_dtype, structure_of
 from krylov.operators.views import complexify
@@ -140,11 +140,11 @@ def _iterate(op: LinearOperator, shift: Any, preconditioner: LinearOperator | No
     pack, unpack = jax.vmap(packing.pack), jax.vmap(packing.unpack)
 
     def times(operator, rows):
-        return pack(jax.vmap(lambda v: product(operator, v))(unpack(rows)))
+        return pack(products(operator, unpack(rows)))
 
     def shifted_times(rows):
         vectors = unpack(rows)
-        return pack(jax.vmap(lambda v: add_shift(shift, product(op, v), v))(vectors))
+        return pack(jax.vmap(lambda y, v: add_shift(shift, y, v))(products(op, vectors), vectors))
 
     norms = jax.vmap(lambda x: safe_norm(x, space.real_dtype))(b)
     units = jax.vmap(power_of_two)(norms)
