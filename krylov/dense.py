@@ -49,7 +49,7 @@ def factorize_and_refine(
         better = found < norm  # False for NaN
         if history is not None:
             history = history.at[steps + 1].set(jnp.where(better, found, norm), mode="drop")
-        going = better & (found > target) & (steps + 1 < method.refinements)
+        going = better & (found > target) & (steps + 1 < method.substitutions(factors))
         kept = select(better, (candidate, r_new, found), (x, r, norm))
         return *kept, steps + 1, going, broken | ~jnp.isfinite(found), history
 

@@ -31,8 +31,6 @@ class Method(eqx.Module):
 class Direct(Method):
     """A method that factorizes the dense matrix."""
 
-    refinements: ClassVar[int] = 4  # at most: they gain digits in one or two steps, or never
-
     @abc.abstractmethod
     def factorize(self, matrix: Array) -> Any:
         """What `back_substitute` needs."""
@@ -40,6 +38,11 @@ class Direct(Method):
     @abc.abstractmethod
     def back_substitute(self, factors: Any, rhs: Array) -> Array:
         """Solve with the factors."""
+
+    def substitutions(self, factors: Any) -> Int[Array, ""]:
+        """How many, the first and its refinements: those gain digits in one or two steps, or never."""
+        del factors
+        return jnp.asarray(4, jnp.int32)
 
     def deficient(self, factors: Any) -> Flag:
         """Whether the factors leave out a part of the matrix, so that a residual may be left for good."""

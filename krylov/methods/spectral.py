@@ -4,7 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from ..vectors import Flag, divide
 from .recurrence import Direct
@@ -17,7 +17,6 @@ class PseudoInverse(Direct):
     """A direct method that inverts what lies above a cut-off and leaves out the rest, with a smooth passage."""
 
     rcond: float | None = eqx.field(static=True, default=None)
-    refinements = 1  # another would give the part left out another share
 
     def __check_init__(self):
         if self.rcond is not None and not 0 <= self.rcond < 1:
@@ -33,6 +32,11 @@ class PseudoInverse(Direct):
     def _inverse(self, values: Array) -> Array:
         weight = 1 / (1 + divide(self._cut(values), jnp.abs(values)) ** _STEEPNESS)
         return weight * divide(jnp.ones_like(values), values)
+
+    def substitutions(self, factors: Any) -> Int[Array, ""]:
+        """One where the weights matter: a refinement would give what was left out another share."""
+        values = factors[0]
+        return jnp.where(jnp.all(jnp.abs(values) > 4 * self._cut(values)), 4, 1).astype(jnp.int32)
 
     def deficient(self, factors: Any) -> Flag:
         """Whether a value lies below twice the cut-off."""
