@@ -17,7 +17,7 @@ from tests.problems import assert_honest, eps, norm, random_vector, wide
 DOUBLE = "complex128" if X64 else "complex64"
 DTYPES = [
     pytest.param(d, marks=([pytest.mark.x64_only] if eps(d) < 1e-10 else []) + ([] if quick else [pytest.mark.slow]))
-    for d, quick in [("float32", True), ("complex64", not X64), ("float64", False), ("complex128", X64)]
+    for d, quick in [("float32", False), ("complex64", not X64), ("float64", False), ("complex128", X64)]
 ]
 NEW = ("cr", "fcg", krylov.FCG(memory=3))
 N = 20
@@ -48,7 +48,7 @@ def solve_each(method, systems, rtols, **options):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method", NEW, ids=str)
+@pytest.mark.parametrize("method", problems.slow_but(NEW, "cr", "fcg"), ids=str)
 def test_every_condition_and_tolerance_is_solved_or_honest(method, dtype):
     conditions, tolerances = 10.0 ** np.arange(1, 11, 2), [1e-14, 1e-10, 1e-6, 1e-4, 1e-2]
     systems = [problems.gram(dtype, c, N) for c in conditions] + [problems.strakos(dtype, N)]
@@ -63,7 +63,7 @@ def test_every_condition_and_tolerance_is_solved_or_honest(method, dtype):
             assert sol.converged or not well or rtol < 1e3 * eps(dtype), (i, sol)
 
 
-@pytest.mark.parametrize("method", NEW, ids=str)
+@pytest.mark.parametrize("method", problems.slow_but(NEW, "cr", "fcg"), ids=str)
 def test_indefinite_operators_are_reported_or_solved(method):
     systems = [problems.indefinite("float32", N, seed) for seed in range(5)]
     batch = solve_each(method, systems, [1e-5] * 5)[0]

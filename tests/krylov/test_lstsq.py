@@ -20,9 +20,9 @@ DOUBLE = "complex128" if X64 else "complex64"
 
 
 def case(method, dtype):
-    """Two in every run."""
+    """One in every run."""
     marks = [pytest.mark.x64_only] if dtype in ("float64", "complex128") else []
-    quick = method == "lsmr" and dtype in ("float32", DOUBLE)
+    quick = method == "lsmr" and dtype == DOUBLE
     return pytest.param(method, dtype, marks=marks if quick else [*marks, pytest.mark.slow])
 
 

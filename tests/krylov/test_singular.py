@@ -17,7 +17,7 @@ from tests.problems import assert_honest, eps, norm, random_vector, wide
 DOUBLE = "complex128" if X64 else "complex64"
 DTYPES = [
     pytest.param(d, marks=([pytest.mark.x64_only] if eps(d) < 1e-10 else []) + ([] if quick else [pytest.mark.slow]))
-    for d, quick in [("float32", True), ("complex64", not X64), ("float64", False), ("complex128", X64)]
+    for d, quick in [("float32", False), ("complex64", not X64), ("float64", False), ("complex128", X64)]
 ]
 
 
@@ -140,7 +140,7 @@ def test_derivatives_on_a_regular_system():
         assert norm(x - y) <= 1e-9 * norm(y)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[1:2] if not X64 else DTYPES[3:])
 @pytest.mark.parametrize("method", ["eigh", "svd"])
 def test_dense_pseudo_inverses_find_the_least_norm(method, dtype):
     cases = [
