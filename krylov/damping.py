@@ -30,14 +30,14 @@ class Damping(NamedTuple):
     operator: LinearOperator | None
     known_singular: bool
 
-    def inverse(self) -> LinearOperator:
-        """The inverse of the operator."""
+    def inverse(self, power: float = 1.0) -> LinearOperator:
+        """The inverse of the operator, or a power of it."""
         assert self.operator is not None
         structure = self.operator.in_structure()
         if isinstance(self.operator, PartsDiagonal):
-            return PartsDiagonal(_reciprocal(self.operator.parts), structure, positive=True)
+            return PartsDiagonal(_power(self.operator.parts, -power), structure, positive=True)
         assert isinstance(self.operator, DiagonalOperator)
-        return DiagonalOperator(_reciprocal(self.operator.entries), structure, positive=True)
+        return DiagonalOperator(_power(self.operator.entries, -power), structure, positive=True)
 
     def times(self, vector: Vector) -> Vector:
         """``D v``."""
@@ -94,8 +94,8 @@ def _scaled_diagonal(diagonal, scale, shift, scalar):
 
 
 @eqx.filter_jit
-def _reciprocal(tree):
-    return jax.tree.map(lambda d: 1 / d, tree)
+def _power(tree, exponent):
+    return jax.tree.map(lambda d: d**exponent, tree)
 
 
 @eqx.filter_jit

@@ -14,25 +14,29 @@ from jaxtyping import PyTree
 
 from krylov.operators import Jacobian, LinearOperator
 from krylov.operators.base import Vector
+from krylov.operators.jacobian import StorageName
 from krylov.operators.metric import MetricGramOperator
+from krylov.operators.storage import Recomputed
 from krylov.operators.structure import Structure, is_complex, same_structure, size_of
 
 from .damping import Damping, as_arrays, make_damping
+from .lstsq import lstsq
 from .methods import Direct, Method, method_named
 from .parameters import like_params, trained_vector
 from .solution import Solution
 from .solve import solve
 
-ROUTES = ("parameters", "samples")
+ROUTES = ("parameters", "samples", "least_squares")
 
 
 class NaturalGradientSolution(Solution):
     """How the linear system of a natural-gradient step was solved.
 
-    Its ``x`` is the unknown of the route: the step itself on parameters, a vector of samples otherwise.
+    Its ``x`` is the unknown of the route: on parameters the step itself, on samples a vector of them, in least squares
+    what is added to the step before. There ``residual_norm`` is what the least-squares problem leaves.
 
     Attributes:
-        route: ``"parameters"`` or ``"samples"``.
+        route: ``"parameters"``, ``"samples"`` or ``"least_squares"``.
         reason: why this route was taken.
     """
 
@@ -63,6 +67,7 @@ def natural_gradient(
     trainable: Any = None,
     holomorphic: bool = False,
     precision: str | None = "highest",
+    storage: StorageName = "recompute",
     **options: Any,
 ) -> tuple[PyTree, NaturalGradientSolution]:
     r"""The natural-gradient step :math:`dp = (J^H J + \lambda)^{-1} J^H e` of a network, never forming a matrix.
@@ -76,7 +81,9 @@ def natural_gradient(
 
     - ``"parameters"``: :math:`(J^H J + \lambda)\,dp = J^H e`, one pass over the samples a product;
     - ``"samples"``: :math:`dp = J^H z`, :math:`(J J^H + \lambda)\,z = e`, vectors as long as the outputs. Needs a
-      positive shift.
+      positive shift;
+    - ``"least_squares"``: :math:`\min \|J\,dp - e\|^2 + \lambda\|dp\|^2` by `lstsq`, where the condition is not
+      squared: for small shifts and many digits. Never chosen by itself.
 
     ``"auto"`` takes the side that the preconditioner or the first guess belongs to. Else, with several chunks it takes
     parameters, where a product makes one pass instead of two; with one chunk, where products cost the same, and for the
@@ -90,9 +97,10 @@ def natural_gradient(
         shift: not negative; a scalar or a pytree like ``params`` with a scalar or an array for each leaf.
         diag_scale: add this multiple of the diagonal of :math:`J^H J` to the shift; the diagonal is exact, from
             per-sample gradients.
-        route: ``"auto"``, ``"parameters"`` or ``"samples"``.
-        method: as in `solve`.
-        preconditioner: as in `solve`, for the operator of the route.
+        route: ``"auto"``, ``"parameters"``, ``"samples"`` or ``"least_squares"``.
+        method: as in `solve`; as in `lstsq` for least squares.
+        preconditioner: as in `solve`, for the operator of the route; a recipe, such as ``krylov.Nystrom(64)``, is built
+            in each call.
         x0: first guess for the unknown of the route: the ``x`` of a solution.
         mu: momentum of SPRING, between 0 and 1: the step is drawn to ``mu`` times the ``previous`` one where the
             samples say nothing.
@@ -103,6 +111,7 @@ def natural_gradient(
         trainable: a pytree of bools or a function of a leaf; False freezes. See `Jacobian`.
         holomorphic: promise that ``f`` is holomorphic in complex parameters. Needed by no route.
         precision: matrix multiplication precision of ``f``; see `Jacobian`.
+        storage: what is kept between products; see `Jacobian`.
         options: ``rtol``, ``atol``, ``maxiter``, ``history``, ``progress``, ``throw`` of `solve`.
 
     Returns:
@@ -135,6 +144,7 @@ def natural_gradient(
         trainable=trainable,
         holomorphic=holomorphic,
         precision=precision,
+        storage=storage,
     )
     damping = make_damping("natural_gradient", J, shift, diag_scale)
     before = None
@@ -142,7 +152,7 @@ def natural_gradient(
         before = trained_vector("natural_gradient", "previous", previous, J.in_structure())
         before = _drawn_to(as_arrays(mu), before)
     route, reason = _route(J, route, method, preconditioner, x0, damping)
-    solved = _on_parameters if route == "parameters" else _on_samples
+    solved = {"parameters": _on_parameters, "samples": _on_samples, "least_squares": _by_least_squares}[route]
     step, solution = solved(J, J.sample_vector(values), damping, before, method, preconditioner, x0, options)
     fields = {name: getattr(solution, name) for name in Solution.__dataclass_fields__}
     return like_params(step, J.in_structure(), params), NaturalGradientSolution(**fields, route=route, reason=reason)
@@ -171,6 +181,26 @@ def _on_samples(J, e, damping, before, method, preconditioner, x0, options):
     step = J.H.mv(_as(e, solution.x))
     if inverse is not None:
         step = inverse.mv(step)
+    return step if before is None else _add(step, before), solution
+
+
+def _by_least_squares(J, e, damping, before, method, preconditioner, x0, options):
+    if preconditioner is not None:
+        raise ValueError("natural_gradient: the route by least squares takes no preconditioner; leave it out.")
+    if before is not None:
+        e = _subtract(e, J.mv(before))
+    op, root = J, None
+    if damping.operator is None:
+        scalar = damping.shift**0.5
+    else:
+        root, scalar = damping.inverse(0.5), 1.0
+        op = J @ root
+    if isinstance(method, str) and method == "auto":
+        method = "lsmr"
+    solution = lstsq(op, e, method, damping=scalar, x0=x0, **options)
+    step = _as(before if before is not None else J.params, solution.x)
+    if root is not None:
+        step = root.mv(step)
     return step if before is None else _add(step, before), solution
 
 
@@ -217,7 +247,7 @@ def _route(J, route, method, preconditioner, x0, damping: Damping) -> tuple[str,
     chosen = method if isinstance(method, str) and method == "auto" else method_named(method)
     if isinstance(chosen, Direct):
         return smaller, f"the smaller matrix: {sizes}"
-    if J.chunks.weights.shape[0] > 1:
+    if J.chunks.weights.shape[0] > 1 and isinstance(J.storage, Recomputed):
         return "parameters", "one pass over the chunks a product, not two"
     return smaller, f"products cost the same and vectors are shorter: {sizes}"
 

@@ -31,7 +31,7 @@ def quantum_geometric_tensor(
         params: pytree.
         samples: drawn from :math:`|\psi|^2`, or any with ``weights``.
         center: subtract the mean of the log-derivatives.
-        options: those of `Jacobian`: ``weights``, ``chunk_size``, ``trainable``, ``holomorphic``, ``precision``.
+        options: those of `Jacobian`: ``weights``, ``chunk_size``, ``trainable``, ``holomorphic``, ``storage``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,7 +59,7 @@ def neural_tangent_kernel(
         params: pytree.
         samples: array or pytree of arrays, sample axis first.
         center: subtract the mean of the derivatives.
-        options: those of `Jacobian`: ``weights``, ``chunk_size``, ``trainable``, ``holomorphic``, ``precision``.
+        options: those of `Jacobian`: ``weights``, ``chunk_size``, ``trainable``, ``holomorphic``, ``storage``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -92,7 +92,7 @@ def gauss_newton(
         params: pytree.
         batch: array or pytree of arrays, sample axis first; inputs and targets, say.
         convex: claim that the loss is convex in the outputs. Without it the operator is hermitian only.
-        options: those of `Jacobian`: ``weights``, ``chunk_size``, ``trainable``, ``precision``.
+        options: those of `Jacobian`: ``weights``, ``chunk_size``, ``trainable``, ``storage``.
 
     Raises:
         ValueError: the loss does not return one real number for each sample.
@@ -199,7 +199,8 @@ def hessian(loss: Callable[[Any, Any], Array], params: Any, batch: Any, **option
     out = J.out_structure()
     count = jax.tree.leaves(out)[0].shape[0]
     check_losses("hessian: loss(params, batch)", out, count)
-    return HessianOperator(J, J.sample_vector(jnp.ones(count, out.dtype)))
+    # What another storage keeps belongs to the parameters, which a product moves.
+    return HessianOperator(J.with_storage("recompute"), J.sample_vector(jnp.ones(count, out.dtype)))
 
 
 class HessianOperator(LinearOperator):
@@ -246,4 +247,8 @@ def _hessian_product(residuals: tuple[Jacobian, Vector], vector: Vector) -> Vect
 def _outputs(jacobian: Jacobian) -> Vector:
     """The network's outputs on all samples, chunk by chunk."""
     chunks = jacobian.chunks
-    return chunks.join(jax.lax.map(lambda chunk: jacobian.network(jacobian.params, chunk), chunks.samples))
+
+    def outputs(params, samples):
+        return jax.lax.map(lambda chunk: jacobian.network(params, chunk), samples)
+
+    return chunks.join(chunks.run(outputs, jacobian.params, chunks.samples))

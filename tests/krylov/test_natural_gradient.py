@@ -97,6 +97,7 @@ def close(step, expected, factor=1e3):
     [
         ("mixed", "parameters"),
         ("mixed", "samples"),
+        ("mixed", "least_squares"),
         ("complex output", "samples"),
         pytest.param("holomorphic", "samples", marks=pytest.mark.slow),
         pytest.param("real", "parameters", marks=pytest.mark.slow),
@@ -115,7 +116,7 @@ def test_every_route_gives_the_dense_step(kind, route):
 
 
 @pytest.mark.parametrize("kind", problems.slow_but(["mixed", "complex output"], "mixed"))
-@pytest.mark.parametrize("route", ["parameters", "samples"])
+@pytest.mark.parametrize("route", ["parameters", "samples", "least_squares"])
 def test_diagonal_damping_and_momentum_by_every_route(kind, route):
     """A shift for each leaf, a share of the exact diagonal, and the step before, all at once."""
     f, params = NETWORKS[kind]
@@ -132,7 +133,7 @@ def test_diagonal_damping_and_momentum_by_every_route(kind, route):
     close(step, dense_step(rows, e, damping, mu * flat(previous)))
 
 
-@pytest.mark.parametrize("route", ["parameters", "samples"])
+@pytest.mark.parametrize("route", ["parameters", "samples", "least_squares"])
 def test_momentum_with_one_shift(route):
     f, params = NETWORKS["holomorphic"]
     values, shift, mu = values_of(f, params), 1e-2, 0.9
@@ -161,6 +162,19 @@ def test_real_values_of_a_complex_network_uncentred():
     step, _ = krylov.natural_gradient(f, params, SAMPLES, values, shift=0.1, center=False, rtol=TIGHT, route="samples")
     rows, e = dense_system(f, params, values + 0j, None, center=False)
     close(step, dense_step(rows, e, 0.1))
+
+
+@pytest.mark.parametrize("route", problems.slow_but(["parameters", "samples"], "samples"))
+def test_a_recipe_of_a_preconditioner_and_a_dense_jacobian_change_only_the_iterations(route):
+    f, params = NETWORKS["mixed"]
+    values = values_of(f, params)
+    options = dict(shift=1e-3, route=route, rtol=TIGHT)
+    step, plain = krylov.natural_gradient(f, params, SAMPLES, values, **options)
+    better, solution = krylov.natural_gradient(
+        f, params, SAMPLES, values, preconditioner=krylov.Nystrom(30), storage="dense", **options
+    )
+    close(better, flat(step), 1e4)
+    assert int(solution.iterations) < int(plain.iterations)
 
 
 def route_of(**options):
@@ -268,6 +282,7 @@ def test_a_jitted_loop_compiles_once_and_agrees_with_the_plain_one():
         (dict(shift=-1.0), "not negative"),
         (dict(diag_scale=-1.0), "diag_scale must be real and not negative"),
         (dict(shift=0.0, route="samples"), "needs a positive shift"),
+        (dict(route="least_squares", preconditioner=krylov.Nystrom(2)), "takes no preconditioner"),
         (dict(mu=0.5, previous={"a": jnp.zeros(3)}), "previous must be a pytree like params"),
         (dict(values=np.zeros(3)), "values does not match"),
     ],

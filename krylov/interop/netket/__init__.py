@@ -5,7 +5,7 @@ Needs the extra ``netket``.
 
 from .driver import VMC_MatrixFree
 from .qgt import QGT, KrylovQGT
-from .solvers import Solver, auto, bicgstab, cg, cholesky, gmres, lu, minres
+from .solvers import Solver, auto, bicgstab, cg, cholesky, cr, fcg, gmres, lu, minres, minres_qlp
 
 __all__ = [
     "QGT",
@@ -16,7 +16,10 @@ __all__ = [
     "bicgstab",
     "cg",
     "cholesky",
+    "cr",
+    "fcg",
     "gmres",
     "lu",
     "minres",
+    "minres_qlp",
 ]

@@ -15,6 +15,7 @@ from krylov.damping import as_arrays
 from krylov.methods import Method
 from krylov.natural_gradient import ROUTES, natural_gradient
 from krylov.operators.structure import is_complex
+from krylov.preconditioners import Preconditioner
 
 from .qgt import check_mode
 from .solvers import facts
@@ -37,13 +38,15 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         diag_shift: the shift, or a schedule: a function of the step.
         diag_scale: multiple of the exact diagonal added to the shift, or a schedule, or None.
         momentum: of SPRING, between 0 and 1, or a schedule; None for none.
-        route: ``"parameters"`` (SR), ``"samples"`` (minSR) or ``"auto"``.
+        route: ``"parameters"`` (SR), ``"samples"`` (minSR), ``"least_squares"`` or ``"auto"``.
         method: as in `krylov.solve`.
+        preconditioner: a recipe such as ``krylov.Nystrom(64)``, built in each step; or None.
         rtol: relative tolerance of the linear system.
         maxiter: most iterations.
         chunk_size: samples at a time in the derivatives; default that of the state.
         mode: ``"real"`` leaves out the imaginary parts of log-amplitudes and local energies.
         holomorphic: promise that the network is holomorphic. Not needed.
+        storage: what is kept between products; see `krylov.Jacobian`.
 
     Raises:
         ValueError: an unknown route or mode.
@@ -71,12 +74,14 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         diag_scale: Any = None,
         momentum: Any = None,
         route: str = "auto",
-        method: str | Method = "cg",
+        method: str | Method = "auto",
+        preconditioner: Preconditioner | None = None,
         rtol: float = 1e-5,
         maxiter: int | None = None,
         chunk_size: int | None = None,
         mode: str | None = None,
         holomorphic: bool = False,
+        storage: str = "recompute",
     ):
         check_mode("VMC_MatrixFree", mode)
         if route not in ("auto", *ROUTES):
@@ -90,6 +95,8 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         self._settings = dict(
             route=route,
             method=method,
+            preconditioner=preconditioner,
+            storage=storage,
             rtol=float(rtol),
             maxiter=maxiter,
             chunk_size=chunk_size_of(variational_state, chunk_size),
@@ -144,10 +151,10 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         return f"VMC_MatrixFree(step_count={self.step_count}, state={self.state})"
 
 
-_STATIC = ("apply", "route", "method", "rtol", "maxiter", "chunk_size", "mode", "holomorphic")
+_SETTINGS = ("route", "method", "preconditioner", "rtol", "maxiter", "chunk_size", "mode", "holomorphic", "storage")
 
 
-@functools.partial(jax.jit, static_argnames=_STATIC)
+@functools.partial(jax.jit, static_argnames=("apply", *_SETTINGS))
 def _step(
     apply, params, model_state, samples, weights, energies, shift, scale, momentum, previous, *, mode, route, **options
 ):

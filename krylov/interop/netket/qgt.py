@@ -31,6 +31,7 @@ def QGT(  # noqa: N802  # named as NetKet names its own
     weights: Any = None,
     mode: str | None = None,
     precision: str | None = "highest",
+    storage: str = "recompute",
 ) -> Any:
     r"""The quantum geometric tensor of a NetKet state, never formed, for ``SR(qgt=...)`` and ``TDVP(qgt=...)``.
 
@@ -47,6 +48,7 @@ def QGT(  # noqa: N802  # named as NetKet names its own
         weights: of the samples, in place of equal ones or of the probabilities of a `FullSumState`.
         mode: ``"real"`` leaves out the imaginary part of the log-amplitudes: a phase that is constant but for jumps.
         precision: matrix multiplication precision of the network; see `krylov.Jacobian`.
+        storage: what is kept between products; see `krylov.Jacobian`.
 
     Returns:
         A `KrylovQGT`.
@@ -62,13 +64,14 @@ def QGT(  # noqa: N802  # named as NetKet names its own
         weights=weights,
         mode=mode,
         precision=precision,
+        storage=storage,
     )
     if vstate is None:
         given = {name: value for name, value in options.items() if value is not _DEFAULTS[name]}
         return functools.partial(QGT, **given)
     check_mode("QGT", mode)
     parts = view(vstate, weights)
-    static = dict(mode=mode, chunk_size=chunk_size_of(vstate, chunk_size), precision=precision)
+    static = dict(mode=mode, chunk_size=chunk_size_of(vstate, chunk_size), precision=precision, storage=storage)
     if isinstance(diag_scale, (int, float)) and diag_scale == 0:
         diag_scale = None
     operator, diagonal = _build(
@@ -97,7 +100,7 @@ def check_mode(where: str, mode: str | None) -> None:
         raise ValueError(f"{where}: unknown mode.\n  got       {mode!r}\n  expected  'real', 'complex' or None")
 
 
-@functools.partial(jax.jit, static_argnames=("apply", "holomorphic", "mode", "chunk_size", "precision"))
+@functools.partial(jax.jit, static_argnames=("apply", "holomorphic", "mode", "chunk_size", "precision", "storage"))
 def _build(apply, params, model_state, samples, weights, diag_scale, *, mode, **options):
     J = jacobian(apply, params, model_state, samples, mode, weights=weights, **options)
     diagonal = None if diag_scale is None else make_damping("QGT", J, 0.0, diag_scale).operator

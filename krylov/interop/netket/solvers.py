@@ -12,6 +12,7 @@ from krylov.methods import Method
 from krylov.operators import FunctionOperator, MatrixOperator
 from krylov.operators.base import Vector
 from krylov.operators.structure import all_complex, is_complex
+from krylov.preconditioners import Preconditioner
 from krylov.solution import Solution
 from krylov.solve import solve
 
@@ -30,6 +31,7 @@ class Solver:
         rtol: relative tolerance of the true residual.
         atol: absolute tolerance.
         maxiter: most iterations.
+        preconditioner: a recipe such as ``krylov.Nystrom(64)``, built for each system; or None.
 
     Example:
         >>> A = jnp.array([[4.0, 1.0], [1.0, 3.0]])
@@ -45,6 +47,7 @@ class Solver:
     rtol: float = 1e-6
     atol: float = 0.0
     maxiter: int | None = None
+    preconditioner: Preconditioner | None = None
 
     def __call__(self, A: Any = None, b: Any = None, *, x0: Vector | None = None, **options: Any) -> Any:
         """Solve ``A x = b``; without either, a solver with other options.
@@ -72,7 +75,7 @@ class Solver:
         if x0 is not None:
             x0 = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), x0, b)
         options: dict[str, Any] = dict(rtol=self.rtol, atol=self.atol, maxiter=self.maxiter)
-        solution = solve(op, b, self.method, x0=x0, shift=shift, **options)
+        solution = solve(op, b, self.method, x0=x0, shift=shift, preconditioner=self.preconditioner, **options)
         return solution.x, facts(solution)
 
 
@@ -107,7 +110,10 @@ def _wrap(A: NetKetOperator, b: Vector) -> FunctionOperator:
 
 auto = Solver("auto")
 cg = Solver("cg")
+cr = Solver("cr")
+fcg = Solver("fcg")
 minres = Solver("minres")
+minres_qlp = Solver("minres_qlp")
 gmres = Solver("gmres")
 bicgstab = Solver("bicgstab")
 cholesky = Solver("cholesky")
