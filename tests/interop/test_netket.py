@@ -213,8 +213,10 @@ def test_twenty_steps_of_sr_without_a_matrix():
 @pytest.mark.parametrize(
     "build",
     [
-        lambda state: matrix_free(state, momentum=0.5, diag_shift=lambda step: 0.1 / (1 + step)),
-        lambda state: sr(state, qgt=QGT(), solver=cg),
+        lambda state: matrix_free(
+            state, momentum=0.5, diag_shift=lambda step: 0.1 / (1 + step), preconditioner=krylov.Nystrom(8)
+        ),
+        lambda state: sr(state, qgt=QGT(), solver=cg(preconditioner=krylov.Nystrom(8))),
     ],
 )
 def test_nothing_is_traced_or_compiled_again_from_step_to_step(build):
