@@ -71,6 +71,7 @@ def test_a_run_stops_on_the_upper_bound_and_the_error_is_below_it():
     assert np.sum(batch.iterations) < 0.7 * np.sum(full.iterations)
 
 
+@pytest.mark.slow
 def test_bounds_hold_where_the_recurrence_has_strayed_from_the_true_residual():
     A, b = problems.gram("float32", 1e4, N)
     shift = np.float32(5e-5)
@@ -92,6 +93,7 @@ def test_with_a_preconditioner_the_smallest_eigenvalue_is_that_of_the_preconditi
     assert sol.converged and float(sol.error_bounds[0]) <= error <= float(sol.error_bounds[1])
 
 
+@pytest.mark.slow
 def test_scale_and_a_right_hand_side_of_zero_and_derivatives():
     A, b = problems.gram("float32", 1e1, N)
     solve = lambda b: krylov.solve(MatrixOperator(A, positive=True), b, krylov.CG(bounds=True), shift=0.1)

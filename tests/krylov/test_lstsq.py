@@ -124,7 +124,7 @@ def test_damping_is_squared_and_the_norms_are_those_of_the_damped_problem(method
 
 
 @pytest.mark.x64_only
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", problems.slow_but([0, 1], 0))
 def test_lsmr_comes_a_thousand_times_closer_than_cg_on_the_normal_equations_at_condition_1e7(seed):
     n, m = 30, 50
     A = problems.with_singular_values("float64", np.logspace(0, -7, n), m, n, seed)

@@ -105,6 +105,7 @@ def test_no_system_of_full_rank_is_called_inconsistent():
     assert Status.INCONSISTENT not in statuses and Status.BREAKDOWN not in statuses, statuses
 
 
+@pytest.mark.slow
 def test_with_a_preconditioner_and_on_a_mixed_tree():
     """The gram of a Jacobian with fewer samples than parameters, real and complex: singular and R-linear."""
 

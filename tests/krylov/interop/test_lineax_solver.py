@@ -86,6 +86,7 @@ def test_options_results_and_statistics():
         Solver("cgg")
 
 
+@pytest.mark.slow
 def test_vmapped_over_operators_and_on_trees():
     A = np.stack([problems.definite("float32", seed=s).matrix for s in range(3)])
     b = random_vector("float32", 3, 10)
