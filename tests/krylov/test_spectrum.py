@@ -70,7 +70,8 @@ def test_density_trace_determinant_and_shift(dtype):
     assert np.sum(np.abs(smooth - reference)) * 0.01 <= 0.1
     trace = krylov.trace(op)
     assert abs(float(trace.value) - exact.sum()) <= 4 * float(trace.error) + 1e-3
-    assert float(trace.error) <= 0.02 * exact.sum()
+    # Hutchinson's standard error from 20 vectors, with nothing taken out.
+    assert 0 < float(trace.error) <= np.sqrt(2 * np.sum(exact**2) / 20)
     # Hutchinson's standard deviation of log A: the root of twice the sum of squares off the diagonal, over vectors.
     determinant = float(krylov.logdet(op, shift=0.1, vectors=40))
     assert abs(determinant - np.log(exact + 0.1).sum()) <= 4 * np.sqrt(2 * np.sum(np.log(exact + 0.1) ** 2) / 40)
