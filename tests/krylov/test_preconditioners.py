@@ -372,3 +372,21 @@ def test_iterations_on_a_trained_wave_function(trained_rbm, rows):
         assert bool(solution.converged) and int(solution.iterations) <= (most if not rows else 0.85 * most)
         x = np.asarray(coordinates_of(S).flatten(solution.x))
         assert norm(b - np.asarray(S.matrix) @ x - shift * x) <= 1.001e-6 * norm(b)
+
+
+@pytest.mark.skipif(X64, reason="of single precision throughout")
+def test_single_precision_reaches_its_tolerance_on_a_trained_wave_function():
+    """The residual is that of the derivatives in double precision, written out."""
+    params, samples, energies = networks.trained_rbm(4096)
+    shift, rtol = 1e-4, 1e-5
+    params = jax.tree.map(lambda p: jnp.asarray(p, jnp.complex64), params)
+    J = Jacobian(networks.rbm, params, samples, center=True, holomorphic=True)
+    F = J.H @ J.sample_vector(energies.astype("complex64"))
+    solution = krylov.solve(J.gram(), F, "cg", shift=shift, rtol=rtol, preconditioner=krylov.Nystrom(rank=256))
+    assert bool(solution.converged) and int(solution.iterations) <= 50
+    spins = samples.astype(float)
+    tanh = np.tanh(spins @ wide(params["Dense"]["kernel"]) + wide(params["Dense"]["bias"]))
+    rows = np.concatenate([tanh, (spins[:, :, None] * tanh[:, None]).reshape(len(spins), -1), spins], axis=1)
+    rows = (rows - rows.mean(0)) / np.sqrt(len(rows))
+    b, x = (np.concatenate([wide(leaf).ravel() for leaf in jax.tree.leaves(v)]) for v in (F, solution.x))
+    assert problems.norm(b - rows.conj().T @ (rows @ x) - shift * x) <= 1.5 * rtol * problems.norm(b)
