@@ -103,8 +103,8 @@ class Result(NamedTuple):
 
 
 def main(
-    side=4, j2=0.5, width=16, depth=2, samples=512, steps=60, learning_rate=0.03, shift=1e-3, chunk_size=None,
-    rtol=1e-4, seed=0, on_the_fly=True, plot=PLOT,
+    side=4, j2=0.5, width=8, depth=1, samples=256, steps=40, learning_rate=0.03, shift=1e-3, chunk_size=None,
+    rtol=1e-3, seed=0, on_the_fly=True, plot=PLOT,
 ):  # fmt: skip
     """Sizes for some minutes on two cores; ``on_the_fly`` says by which of its two ways NetKet makes its kernel."""
     lattice, hilbert, model = hamiltonian(side, j2)
