@@ -5,6 +5,9 @@ PYTHON  ?= python3
 VENV    ?= .venv
 WORKERS ?= 2
 
+# JAX's factorizations of small matrices: where cores are shared, threads of OpenBLAS only wait for each other.
+export OPENBLAS_NUM_THREADS ?= 1
+
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable
 
