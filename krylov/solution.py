@@ -18,7 +18,7 @@ class Solution(eqx.Module):
     Attributes:
         x: the solution, like the right-hand side.
         iterations: iterations taken; back-substitutions of a direct method.
-        matvecs: products with the operator, those that verify among them.
+        matvecs: products with the operator; those that verify, and that build a preconditioner on the fly, among them.
         residual_norm: :math:`\|b - A x\|`, recomputed from x.
         rhs_norm: :math:`\|b\|`.
         history: residual norm after each iteration, the first entry before it, if asked for. Its entries are the

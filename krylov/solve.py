@@ -115,8 +115,10 @@ def solve(
     shift = check_shift(shift, structure)
     chosen = choose(method, op, shift)
     _check_method(chosen, shift, preconditioner or recipe)
+    building = 0
     if recipe is not None:
         preconditioner = recipe.build(op, shift=shift)
+        building = preconditioner.report.matvecs
     if isinstance(chosen, CG) and chosen.bounds:
         chosen = informed(chosen, op, shift, preconditioner)
     dtype, unknowns = real_dtype(common_dtype(structure)), real_unknowns(structure)
@@ -125,6 +127,7 @@ def solve(
     system = (op, shift, preconditioner, b, guess)
     traced = any(map(is_traced, jax.tree.leaves((system, controls))))
     x, outcome = solve_implicitly(chosen, *system, jnp.asarray(x0_given), controls, own_terms, bool(throw) and traced)
+    outcome = outcome._replace(matvecs=outcome.matvecs + building)
     bounds = None
     if isinstance(chosen, CG) and chosen.bounds:
         bounds = bounds_of(chosen, *system[:-1], x, outcome)

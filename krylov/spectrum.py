@@ -318,16 +318,19 @@ def logdet(
     return coordinates_of(op).size * density.mean(lambda x: jnp.log(x + shift))
 
 
-def suggest_shift(op: Any, condition: float = 1e4, *, steps: int = 30, key: Array | None = None) -> Float[Array, ""]:
-    r"""The smallest shift that brings the condition number of a positive operator down to ``condition``.
+def suggest_shift(
+    op: Any, condition: float = 1e4, *, smallest: float = 0.0, steps: int = 30, key: Array | None = None
+) -> Float[Array, ""]:
+    r"""The smallest shift that is sure to bring the condition number of a positive operator down to ``condition``.
 
-    From the ends of the spectrum as ``steps`` products with one random vector show them:
-    :math:`s = (\lambda_{\max} - \kappa \lambda_{\min}) / (\kappa - 1)`, and zero where none is needed. The smallest
-    eigenvalue is found too large, if anything: the shift is then somewhat too small, at most by that eigenvalue.
+    :math:`s = (\lambda_{\max} - \kappa \lambda_{\min}) / (\kappa - 1)`, and zero where none is needed. The largest
+    eigenvalue is found by ``steps`` products with one random vector; the smallest, which so few do not show, must be
+    known.
 
     Args:
         op: hermitian positive.
         condition: the condition number wanted, more than one.
+        smallest: a lower bound of the eigenvalues; zero for a gram.
         steps: products.
         key: default ``jax.random.key(0)``.
 
@@ -341,7 +344,7 @@ def suggest_shift(op: Any, condition: float = 1e4, *, steps: int = 30, key: Arra
     if not condition > 1:
         raise ValueError(f"suggest_shift: condition must be more than one.\n  got       {condition!r}")
     density = spectral_density(op, steps=steps, vectors=1, key=key)
-    smallest, largest = jnp.maximum(jnp.min(density.points), 0), jnp.max(density.points)
+    largest = jnp.max(density.points)
     return jnp.maximum((largest - condition * smallest) / (condition - 1), 0)
 
 

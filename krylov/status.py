@@ -38,5 +38,5 @@ _ADVICE = {
         "method='minres'"
     ),
     Status.NONFINITE: "a NaN or an infinity appeared: look at the right-hand side, the operator and the preconditioner",
-    Status.INCONSISTENT: "the system is singular and has no solution; x is a least-squares solution",
+    Status.INCONSISTENT: "the system is singular: x solves it in least squares only, without what a cut-off left out",
 }

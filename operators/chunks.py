@@ -178,8 +178,12 @@ def split_samples(samples: PyTree, weights: Any, chunk_size: int | None, weight_
 def _normalised(weights, n, dtype):
     if weights is None:
         return jnp.full(n, 1 / n, dtype)
-    # Looked at before JAX has them, which inside a jitted function would make known values unknown.
-    values = None if any(map(is_traced, jax.tree.leaves(weights))) else np.asarray(weights)
+    # Looked at before JAX has them, which inside a jitted function would make known values unknown, and divided while
+    # they have their own range: products of probabilities may be too small for single precision.
+    values = _known(weights)
+    if values is not None and values.dtype == np.float64 != jax.dtypes.canonicalize_dtype(np.float64):
+        largest = values.max(initial=0)
+        weights = values / largest if np.isfinite(largest) and largest > 0 else values
     weights = jnp.asarray(weights)
     if weights.shape != (n,):
         raise ValueError(
@@ -192,12 +196,18 @@ def _normalised(weights, n, dtype):
             "Jacobian: weights must be finite, not negative, and not all zero; they are divided by their sum.\n"
             f"  got       minimum {values.min()}, sum {values.sum()}"
         )
-    # Divided while they have their own range: products of probabilities may be too small for single precision.
     # Where they are not known yet, a negative one still must not pass without a word.
     weights = jnp.where(weights < 0, jnp.nan, weights)
     weights = weights.astype(jnp.promote_types(weights.dtype, dtype))
     weights = weights / jax.lax.stop_gradient(weights.max())
     return (weights / weights.sum()).astype(dtype)
+
+
+def _known(weights):
+    leaves = jax.tree.leaves(weights)
+    if any(is_traced(x) or (isinstance(x, jax.Array) and not x.is_fully_addressable) for x in leaves):
+        return None
+    return np.asarray(weights)
 
 
 def check_chunk_size(chunk_size: Any) -> int | None:

@@ -51,7 +51,8 @@ class Jacobian(LinearOperator):
             pytree itself, an equinox module say. No output may depend on another sample.
         params: pytree. Leaves that are not floating-point arrays take no part; vectors have None in their place.
         samples: array or pytree of arrays, sample axis first, of one length N.
-        weights: ``(N,)`` not negative; divided by their sum. Default: all equal.
+        weights: ``(N,)`` not negative; divided by their sum. Default: all equal. Where one is zero ``f`` must be finite
+            all the same.
         center: subtract the weighted mean from each row.
         chunk_size: samples at a time; need not divide N. Default: all at once.
         trainable: pytree of bools over ``params`` (or a prefix of it), or a function of a leaf; False freezes.

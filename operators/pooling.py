@@ -16,6 +16,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Num
 
+from .structure import is_traced
+
 Padding = str | Sequence[tuple[int, int]]
 
 
@@ -243,19 +245,36 @@ def _lowest(dtype):
 def _scalar(where, init, dtype):
     try:
         value = jnp.asarray(init)
-    except TypeError:
+    except (TypeError, OverflowError):
         value = None
     kinds = (jnp.floating, jnp.integer, jnp.bool_) if jnp.issubdtype(dtype, jnp.floating) else (jnp.integer, jnp.bool_)
     # Minus infinity bounds integers too: it is the default of `max_pool`.
     if isinstance(init, float) and init == -math.inf:
         return jnp.asarray(_lowest(dtype))
-    if value is None or value.shape != () or not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
-        got = repr(init) if value is None else f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if (
+        value is None
+        or not _fits(value, dtype)
+        or value.shape != ()
+        or not any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
+    ):
+        got = (
+            repr(init)
+            if value is None or not _fits(value, dtype)
+            else f"{value.dtype}[{','.join(map(str, value.shape))}]"
+        )
         raise TypeError(
             f"{where}: init is not a real scalar that {dtype} can hold.\n  got       {got}\n  expected  {dtype}[]\n"
             "  Pass a number, -jnp.inf for none, or an array of shape ()."
         )
     return value.astype(dtype)
+
+
+def _fits(value, dtype):
+    """Whether an integer dtype can hold a value, as far as it is known."""
+    known = not is_traced(value) and value.shape == () and jnp.issubdtype(value.dtype, jnp.integer)
+    if not known or not jnp.issubdtype(dtype, jnp.integer):
+        return True
+    return jnp.iinfo(dtype).min <= int(value) <= jnp.iinfo(dtype).max
 
 
 def _integers(where, name, values, length=None):

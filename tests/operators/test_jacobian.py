@@ -341,10 +341,11 @@ def test_weights_are_divided_by_their_sum_whatever_their_size(scale):
 
 
 @pytest.mark.x64_only
-def test_weights_that_single_precision_cannot_hold():
+@pytest.mark.parametrize("scale", [1e-100, 1e300])
+def test_weights_that_single_precision_cannot_hold(scale):
     params, x = np.ones(3, np.float32), np.asarray(networks.spins(), np.float32)
     f = lambda p, x: jnp.sin(x @ p)
-    found = Jacobian(f, params, x, weights=1e-100 * WEIGHTS).chunks.flat_weights
+    found = Jacobian(f, params, x, weights=scale * WEIGHTS).chunks.flat_weights
     np.testing.assert_allclose(found, WEIGHTS / WEIGHTS.sum(), rtol=1e-6)
 
 

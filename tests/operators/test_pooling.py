@@ -357,6 +357,7 @@ BAD = {
     "init of a shape": (lambda x: reduce_window_max(x, jnp.zeros(2), (2, 2)), TypeError, r"got       float\d\d\[2\]"),
     "init of no kind": (lambda x: reduce_window_max(x, "0", (2, 2)), TypeError, r"got       '0'"),
     "float init": (lambda x: reduce_window_max(x.astype(int), 0.5, (2, 2)), TypeError, r"that int\d\d can hold"),
+    "init out of range": (lambda x: reduce_window_max(x.astype(jnp.uint8), -1, (2, 2)), TypeError, r"got       -1"),
     "window length": (lambda x: reduce_window_max(x, 0, (2,)), ValueError, r"window_dimensions does not fit[\s\S]*2 "),
     "window zero": (lambda x: reduce_window_max(x, 0, (2, 0)), ValueError, r"got       \(2, 0\)"),
     "window float": (lambda x: reduce_window_max(x, 0, (2, 1.5)), TypeError, "must be a sequence of integers"),
