@@ -173,7 +173,8 @@ def check_fit(where: str, op: LinearOperator, b: Vector) -> Vector:
         raise ValueError(
             f"{where}: the operator is not square.\n  input     {describe(op.in_structure())}\n"
             f"  output    {describe(op.out_structure())}\n"
-            "  For the least-squares solution: krylov.lstsq, with damping in place of a shift."
+            "  For the least-squares solution: krylov.lstsq, with damping in place of a shift; or solve with the gram, "
+            "op.H @ op or J.gram()."
         )
     return check_vector(where, "b", b, op.out_structure())
 

@@ -253,13 +253,13 @@ def _scalar(where, init, dtype):
         return jnp.asarray(_lowest(dtype))
     if (
         value is None
-        or not _fits(value, dtype)
+        or not _fits(init, dtype)
         or value.shape != ()
         or not any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
     ):
         got = (
             repr(init)
-            if value is None or not _fits(value, dtype)
+            if value is None or not _fits(init, dtype)
             else f"{value.dtype}[{','.join(map(str, value.shape))}]"
         )
         raise TypeError(
@@ -269,10 +269,12 @@ def _scalar(where, init, dtype):
     return value.astype(dtype)
 
 
-def _fits(value, dtype):
+def _fits(init, dtype):
     """Whether an integer dtype can hold a value, as far as it is known."""
-    known = not is_traced(value) and value.shape == () and jnp.issubdtype(value.dtype, jnp.integer)
-    if not known or not jnp.issubdtype(dtype, jnp.integer):
+    if is_traced(init) or not jnp.issubdtype(dtype, jnp.integer):
+        return True
+    value = np.asarray(init)
+    if value.shape != () or not np.issubdtype(value.dtype, np.integer):
         return True
     return jnp.iinfo(dtype).min <= int(value) <= jnp.iinfo(dtype).max
 

@@ -96,7 +96,7 @@ def close(step, expected, factor=1e3):
 @pytest.mark.parametrize(
     "kind, route",
     [
-        ("mixed", "parameters"),
+        pytest.param("mixed", "parameters", marks=pytest.mark.slow),
         ("mixed", "samples"),
         ("mixed", "least_squares"),
         ("complex output", "samples"),

@@ -170,6 +170,7 @@ def test_jacobi_and_block_jacobi_are_the_dense_blocks(kind):
         assert np.linalg.norm(got - expected) <= 1e4 * eps(DOUBLE) * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 def test_jacobi_follows_a_diagonal_shift():
     S = mixed_jacobian(center=True).gram()
     shift = jax.tree.map(lambda p: 0.1 + jnp.abs(p), S.jacobian.params)
@@ -197,6 +198,7 @@ def test_built_once_serves_every_shift_and_a_changed_operator():
             assert 2 * int(solution.iterations) <= int(plain.iterations)
 
 
+@pytest.mark.slow
 def test_refreshed_is_better_than_stale_and_than_new():
     old = decaying("float32", 200)
     turn = wide(np.eye(200)) + 0.02 * wide(problems.random_vector("float32", 200, 200, seed=7)) / 200**0.5
@@ -230,7 +232,8 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("name", problems.slow_but(RECIPES, "rows"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
 def test_solves_are_transformed_as_without_it(name):
     """jit and vmap of the gradient in parameters, b and shift: a preconditioner changes no result."""
     x, params = networks.samples(30, DOUBLE), networks.mixed_params(DOUBLE)

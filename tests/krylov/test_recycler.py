@@ -131,6 +131,7 @@ def test_a_system_that_stays_is_learnt_once():
     assert counts[0] - counts[1] == 30 and counts[1] == counts[2] == counts[3]
 
 
+@pytest.mark.slow
 def test_gradients_pass_through_a_recycled_solve():
     op = MatrixOperator(problems.hermitian("float32", 1 / np.arange(1, 41) ** 2), positive=True)
     recycler = krylov.Recycler(krylov.Nystrom(rank=10))

@@ -113,6 +113,7 @@ def loss_of_complex(params, x):
     return jnp.abs(networks.mixed(params, x)) ** 2 + jnp.cos(params["offset"].imag * x[:, 0])
 
 
+@pytest.mark.slow
 def test_hessian_in_mixed_parameters():
     params = networks.mixed_params(REAL)
     H = krylov.hessian(loss_of_complex, params, X, weights=WEIGHTS, chunk_size=5)
@@ -121,6 +122,7 @@ def test_hessian_in_mixed_parameters():
     assert check_operator(H, throw=False).passed
 
 
+@pytest.mark.slow
 def test_gauss_newton_of_complex_outputs_and_mixed_parameters():
     """A loss that mixes real and imaginary parts: its Hessian is only R-linear."""
     params = networks.mixed_params(REAL)
@@ -170,6 +172,7 @@ def test_a_diagonal_of_parts():
     assert check_operator(D, throw=False).passed
 
 
+@pytest.mark.slow
 def test_products_differentiate_and_batch():
     """In the parameters too, through the metric and the Hessian."""
     v = jax.tree.map(lambda p: jnp.ones_like(p), PARAMS)
