@@ -1,6 +1,8 @@
 """Settings that must precede JAX: eight virtual CPU devices, and x64 unless KRYLOV_TEST_X64=0."""
 
+import gc
 import os
+from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -27,6 +29,19 @@ def pytest_report_header() -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not X64 and item.get_closest_marker("x64_only"):
         pytest.skip("x64 is off")
+
+
+_MOST_MAPS, _tests_run = 30_000, 0
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Drop compiled programs before they exhaust the memory maps of the process, 65,530 on Linux: XLA would crash."""
+    global _tests_run
+    _tests_run += 1
+    maps = Path("/proc/self/maps")
+    if _tests_run % 20 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
