@@ -24,8 +24,8 @@ demo: $(VENV)/installed-docs ## the library's main job on a real quantum system
 test: lint types test-float32 ## everything: lint, types, all tests with x64 off and on
 	$(PYTEST)
 
-test-fast: $(VENV)/installed-dev ## the tests that are not slow
-	$(PYTEST) -m "not slow"
+test-fast: $(VENV)/installed-dev ## a first look: of each test that is not slow, its first case
+	$(PYTEST) -m "not slow" --first-case
 
 test-float32: $(VENV)/installed-dev ## the tests that are not slow, with x64 off as most users run
 	KRYLOV_TEST_X64=0 $(PYTEST) -m "not slow and not x64_only"

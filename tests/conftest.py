@@ -22,6 +22,21 @@ X64 = os.environ.get("KRYLOV_TEST_X64", "1") != "0"
 jax.config.update("jax_enable_x64", X64)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--first-case", action="store_true", help="of each parametrized test, only the first case")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--first-case"):
+        first = {}
+        for item in items:
+            if not item.get_closest_marker("slow"):
+                first.setdefault(item.nodeid.partition("[")[0], item)
+        kept = set(map(id, first.values()))
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+        items[:] = first.values()
+
+
 def pytest_report_header() -> str:
     return f"x64: {'on' if X64 else 'off'}"
 
