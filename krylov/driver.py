@@ -199,12 +199,13 @@ class _Ending(NamedTuple):
 def _judge(loop, found, estimate, target, condition, claims, out_of_iterations, method, space) -> _Ending:
     """What a verification that found this true residual norm means."""
     finite = jnp.isfinite(found)
-    bounded = (condition == ERROR_BOUNDED) & ~_strayed(estimate, found) & ~loop.unverified
-    converged = (found <= target) | bounded
     worse = found > loop.residual
     # CG lowers the error while its residual may rise, within limits; once it has been verified that is rounding.
     tolerated = ~loop.verified & (found <= 1e3 * loop.residual) & method.minimises_energy
     accepted = finite & (loop.unverified | tolerated | ~worse)
+    # The bound is of the candidate, which must be what is returned.
+    bounded = (condition == ERROR_BOUNDED) & ~_strayed(estimate, found) & accepted & ~loop.unverified
+    converged = (found <= target) | bounded
     # The end of a cycle is progress as long as the residual falls; a claim must come true by half at least.
     pausing = (condition == CYCLE_CLOSED) | (condition == LEAST_SQUARES)
     wanted = jnp.where(claims | ~pausing, 0.5, 1 - space.eps**0.5)

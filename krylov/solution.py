@@ -46,7 +46,7 @@ class Solution(eqx.Module):
 
     @property
     def converged(self) -> Bool[Array, ""]:
-        """Whether the true residual is within the tolerance."""
+        """Whether the true residual is within the tolerance, or the error's bound within ``CG(energy_rtol=...)``."""
         return self.status_code == Status.CONVERGED
 
     def __repr__(self) -> str:
