@@ -39,7 +39,6 @@ def test_quench_follows_exact_dynamics(tmp_path):
 
 
 def test_gauss_newton_solves_the_poisson_equation(tmp_path):
-    pytest.importorskip("optax")
     found = example("pinn_gauss_newton").main(
         widths=(12,), count=150, steps=40, adam_steps=1000, seconds_for_adam=None, plot=tmp_path / "pinn.png"
     )
@@ -48,7 +47,6 @@ def test_gauss_newton_solves_the_poisson_equation(tmp_path):
 
 
 def test_natural_gradient_trains_a_classifier_with_pooling_layers(tmp_path):
-    pytest.importorskip("optax")
     found = example("classifier").main(
         channels=(3, 4), steps=8, batch=100, test_images=100, adam_factor=1, chunk_size=40, plot=tmp_path / "c.png"
     )
@@ -61,7 +59,6 @@ def test_natural_gradient_trains_a_classifier_with_pooling_layers(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_min_sr_without_a_matrix_goes_the_way_of_the_dense_one(tmp_path):
-    pytest.importorskip("netket")
     found = example("netket_j1j2").main(
         samples=48, steps=4, width=4, depth=1, rtol=1e-9, on_the_fly=False, plot=tmp_path / "j1j2.png"
     )

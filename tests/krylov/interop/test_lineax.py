@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import lineax as lx
 import numpy as np
+import optimistix
 import pytest
 
 import krylov
@@ -100,8 +101,6 @@ def test_vmapped_over_operators_and_on_trees():
 
 
 def test_newton_of_optimistix_runs_on_it():
-    optimistix = pytest.importorskip("optimistix")
-
     def residual(y, args):
         return {"u": y["u"] ** 3 + 2 * y["v"] - 1, "v": y["v"] ** 3 - y["u"] - args}
 

@@ -2,35 +2,37 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import netket as nk
 import numpy as np
 import pytest
-
-pytest.importorskip("netket")
-if not jax.config.jax_enable_x64:
-    pytest.skip("x64 is off", allow_module_level=True)
-
-import flax.linen as nn
-import netket as nk
 
 import krylov
 from krylov.interop.netket import QGT, Solver, VMC_MatrixFree, bicgstab, cg, gmres, minres
 from tests import problems
 from tests.krylov.test_recompilation import compiling
 
-# What NetKet thinks of holomorphic networks and few samples.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [
+    pytest.mark.x64_only,  # as NetKet sets it
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # what NetKet thinks of holomorphic networks and few samples
+]
 
 SITES = 5
 HILBERT = nk.hilbert.Spin(0.5, SITES)
 GRAPH = nk.graph.Chain(SITES)
-HAMILTONIAN = nk.operator.Ising(HILBERT, GRAPH, h=1.1) + 0.3 * sum(
-    nk.operator.spin.sigmay(HILBERT, i, dtype=complex) @ nk.operator.spin.sigmaz(HILBERT, (i + 1) % SITES)
-    for i in range(SITES)
-)
-HAMILTONIAN = HAMILTONIAN.to_jax_operator()
 TRACES = [0]
+
+
+@functools.cache
+def hamiltonian():
+    """Made in a test: NetKet's operators are in double precision."""
+    exchange = sum(
+        nk.operator.spin.sigmay(HILBERT, i, dtype=complex) @ nk.operator.spin.sigmaz(HILBERT, (i + 1) % SITES)
+        for i in range(SITES)
+    )
+    return (nk.operator.Ising(HILBERT, GRAPH, h=1.1) + 0.3 * exchange).to_jax_operator()
 
 
 class Network(nn.Module):
@@ -159,7 +161,7 @@ def run(driver, steps=20):
 
 def sr(state, **options):
     return nk.driver.VMC(
-        HAMILTONIAN,
+        hamiltonian(),
         nk.optimizer.Sgd(0.05),
         variational_state=state,
         preconditioner=nk.optimizer.SR(diag_shift=0.02, **options),
@@ -167,12 +169,12 @@ def sr(state, **options):
 
 
 def vmc_sr(state, **options):
-    return nk.driver.VMC_SR(HAMILTONIAN, nk.optimizer.Sgd(0.05), variational_state=state, diag_shift=0.02, **options)
+    return nk.driver.VMC_SR(hamiltonian(), nk.optimizer.Sgd(0.05), variational_state=state, diag_shift=0.02, **options)
 
 
 def matrix_free(state, **options):
     options = dict(diag_shift=0.02, rtol=1e-10) | options
-    return VMC_MatrixFree(HAMILTONIAN, nk.optimizer.Sgd(0.05), variational_state=state, **options)
+    return VMC_MatrixFree(hamiltonian(), nk.optimizer.Sgd(0.05), variational_state=state, **options)
 
 
 def assert_same_run(mine, reference):
@@ -232,7 +234,7 @@ def test_time_evolution_with_our_tensor_and_solver():
     def evolve(qgt, solver):
         state = full_sum("not holomorphic")
         driver = nk.experimental.TDVP(
-            HAMILTONIAN,
+            hamiltonian(),
             state,
             nk.experimental.dynamics.Euler(dt=0.01),
             propagation_type="real",

@@ -3,11 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-
-pytest.importorskip("optax")
-
 import optax
+import pytest
 
 import krylov
 from krylov.interop.optax import gauss_newton, natural_gradient
