@@ -4,7 +4,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact
+from jax.sharding import NamedSharding, PartitionSpec, reshard
+from jaxtyping import Array, Float, Inexact
 
 from krylov.operators.base import Field, LinearOperator, Vector
 from krylov.operators.dense import Dense
@@ -22,6 +23,8 @@ from krylov.operators.structure import (
     thaw,
     unravel,
 )
+
+from .vectors import safe_norm
 
 # Products of a block are computed so many at a time, which bounds their memory.
 _COLUMNS_AT_ONCE = 32
@@ -70,6 +73,7 @@ class Coordinates(eqx.Module):
 
     def flatten(self, vector: Vector) -> Inexact[Array, " n"]:
         """The coordinates of a vector."""
+        vector = jax.tree.map(whole, vector)
         return ravel(split_real(vector) if self._splits else vector, self.dtype)
 
     def unflatten(self, flat: Inexact[Array, " n"]) -> Vector:
@@ -81,6 +85,24 @@ class Coordinates(eqx.Module):
     def random(self, key: Array, count: int) -> Inexact[Array, "count n"]:
         """Independent standard normal vectors."""
         return jax.random.normal(key, (count, self.size), self.dtype)
+
+
+def whole(x: Array) -> Array:
+    """All of an array on every device: on the Explicit axes of a mesh JAX gathers nothing unasked."""
+    sharding = jax.typeof(x).sharding
+    if all(axes is None for axes in sharding.spec):
+        return x
+    return reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
+
+
+def spread_like(vector: Vector, like: Vector) -> Vector:
+    """A vector spread over devices as another one, where its type says how: on Explicit axes."""
+
+    def leaf(x, like):
+        sharding = jax.typeof(like).sharding
+        return x if all(axes is None for axes in sharding.spec) else reshard(x, sharding)
+
+    return jax.tree.map(leaf, vector, like)
 
 
 def coordinates_of(op: LinearOperator) -> Coordinates:
@@ -118,6 +140,11 @@ def overlaps(rows: Inexact[Array, "k n"], others: Inexact[Array, "*j n"]) -> Ine
 def combine(coefficients: Inexact[Array, "*j k"], rows: Inexact[Array, "k n"]) -> Inexact[Array, "*j n"]:
     """Sums of rows with coefficients."""
     return jnp.matmul(coefficients, rows, precision="highest")
+
+
+def norms_of(rows: Inexact[Array, "k n"]) -> Float[Array, " k"]:
+    """The norm of each row, without overflow or underflow of the squares."""
+    return jax.vmap(lambda row: safe_norm(row, real_dtype(row.dtype)))(rows)
 
 
 def orthonormalise(rows: Inexact[Array, "k n"], against: Inexact[Array, "j n"] | None = None) -> Array:

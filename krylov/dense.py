@@ -10,6 +10,7 @@ from krylov.operators.algebra import shifted
 from krylov.operators.base import LinearOperator, Vector, product
 from krylov.operators.structure import has_complex, is_complex, join_real, ravel, size_of, split_real, unravel
 
+from .coordinates import spread_like, whole
 from .driver import Controls, Outcome, add_shift, as_returned, close_history, new_history
 from .methods.recurrence import Direct
 from .status import Status
@@ -36,10 +37,13 @@ def factorize_and_refine(
     factors = method.factorize(_matrix(op, shift, splits))
 
     def correction(residual: Vector) -> Vector:
+        gathered = jax.tree.map(whole, residual)
         if splits:
-            flat = method.back_substitute(factors, ravel(split_real(residual)))
-            return join_real(unravel(flat, split_real(structure)), structure)
-        return unravel(method.back_substitute(factors, ravel(residual)), structure)
+            flat = method.back_substitute(factors, ravel(split_real(gathered)))
+            found = join_real(unravel(flat, split_real(structure)), structure)
+        else:
+            found = unravel(method.back_substitute(factors, ravel(gathered)), structure)
+        return spread_like(found, residual)
 
     def body(loop):
         x, r, norm, steps, _, broken, history = loop
@@ -80,8 +84,8 @@ def factorize_and_refine(
 def _matrix(op: LinearOperator, shift: Any, splits: bool) -> Array:
     if splits and has_complex(shift):
         return shifted(op, shift).as_matrix()  # it turns real parts into imaginary ones: not diagonal
-    matrix = op.as_matrix()
+    matrix = whole(op.as_matrix())
     one = 1 + 1j if splits else 1
     ones = jax.tree.map(lambda s: jnp.full(s.shape, one if is_complex(s) else 1, s.dtype), op.in_structure())
     diagonal = add_shift(shift, zeros_like(ones), ones)
-    return matrix + jnp.diag(ravel(split_real(diagonal) if splits else diagonal, matrix.dtype))
+    return matrix + jnp.diag(whole(ravel(split_real(diagonal) if splits else diagonal, matrix.dtype)))

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from .base import Field, LinearOperator, Vector, conjugate
 from .structure import Structure, describe, has_complex, join_real, split_real
@@ -62,6 +63,14 @@ class AdjointOperator(View):
     def out_structure(self) -> Structure:
         """Input of the wrapped operator."""
         return self.operator.in_structure()
+
+    def as_matrix(self) -> Array:
+        """The conjugate transpose of the wrapped operator's matrix."""
+        return jnp.conj(self.operator.as_matrix()).T
+
+    def diagonal(self) -> Vector:
+        """The conjugate of the wrapped operator's diagonal."""
+        return conjugate(self.operator.diagonal())
 
 
 class ConjugateOperator(View):

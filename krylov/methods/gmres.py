@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from krylov.operators.base import Vector
-from krylov.operators.structure import size_of
+from krylov.operators.structure import abstract, size_of
 
 from ..vectors import Flag, RealScalar, Space, divide, scale, subtract
 from .recurrence import CYCLE_CLOSED, RUNNING, ZERO_PIVOT, Recurrence
@@ -69,7 +69,7 @@ class GMRES(Recurrence):
         m = max(1, min(self.restart, (1 if space.field == "complex" else 2) * size_of(rhs)))
 
         def rows(count):
-            return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), rhs)
+            return jax.tree.map(lambda x: jnp.broadcast_to(jnp.zeros_like(x), (count, *x.shape)), rhs)
 
         nothing = jnp.zeros((), space.real_dtype)
         return GMRESState(
@@ -189,6 +189,10 @@ def overlaps(space: Space, rows: Vector, x: Vector) -> Array:
     """Inner products of each row with x."""
     total = jnp.zeros((), space.dtype)
     for v, y in zip(jax.tree.leaves(rows), jax.tree.leaves(x), strict=True):
+        if abstract(y).sharding is not None:
+            # On Explicit axes a product of matrices leaves open how its result is sharded; a sum does not.
+            total = total + jax.vmap(space.inner, (0, None))(v, y)
+            continue
         v = v.reshape(v.shape[0], -1)
         y = y.reshape(-1)
         if space.field == "real" and jnp.iscomplexobj(v):

@@ -21,21 +21,12 @@ def mesh_of(kind):
     return jax.make_mesh((8,), ("devices",), axis_types=(MESHES[kind],))
 
 
-UNFIT = {
-    "gmres": "its products with the basis leave open how the result of a sharded contraction is sharded",
-    "lu": "JAX factorizes only a matrix that is not sharded",
-}
-
-
 def on_each_mesh(methods, *quick):
     return [
         pytest.param(
             method,
             kind,
-            marks=[
-                *([] if method in quick else [pytest.mark.slow]),
-                *([pytest.mark.xfail(reason=UNFIT[method])] if kind == "explicit" and method in UNFIT else []),
-            ],
+            marks=[] if method in quick else [pytest.mark.slow],
         )
         for method in methods
         for kind in MESHES
@@ -60,7 +51,7 @@ def test_sharded_system_gives_the_same_answer(method, kind):
     assert norm(wide(spread.x) - wide(alone.x)) <= 1e3 * eps("float32") * norm(alone.x)
 
 
-@pytest.mark.parametrize("method, kind", on_each_mesh(("cg", "minres", "bicgstab"), "cg"))
+@pytest.mark.parametrize("method, kind", on_each_mesh(("cg", "minres", "gmres", "bicgstab", "cholesky"), "cg"))
 def test_sharded_vectors_stay_sharded(method, kind):
     b = problems.random_vector("float32", 8 * 100)
     d = (2 + np.sin(np.arange(800))).astype("float32")
