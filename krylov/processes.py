@@ -12,10 +12,11 @@ from jaxtyping import Array, Float, Inexact, Int
 
 from krylov.operators.base import LinearOperator, Vector, adjoint_product, product
 from krylov.operators.convert import as_operator
-from krylov.operators.structure import check_vector, describe, structure_of
+from krylov.operators.structure import check_vector, real_dtype, structure_of
 
 from .coordinates import Coordinates, combine, coordinates_of, overlaps
-from .preconditioners.base import positive_count
+from .preconditioners.base import positive_count, square_operator
+from .vectors import safe_norm
 
 
 class Lanczos(NamedTuple):
@@ -167,7 +168,7 @@ def _arnoldi(op: LinearOperator, start: Vector, steps: int) -> Arnoldi:
     def step(j, state):
         rows, matrix, count = state
         w = coordinates.flatten(product(op, coordinates.unflatten(rows[j])))
-        size = jnp.linalg.norm(w)
+        size = safe_norm(w, coordinates.real_dtype)
         column = jnp.zeros(steps + 1, coordinates.dtype)
         for _ in range(2):
             part = overlaps(rows, w)
@@ -244,23 +245,18 @@ def away_from(rows: Inexact[Array, "k n"], vector: Inexact[Array, " n"]) -> Inex
 
 def normalised(flat: Inexact[Array, " n"]) -> tuple[Inexact[Array, " n"], Float[Array, ""]]:
     """A vector of norm one, and the norm; zero stays zero."""
-    norm = jnp.linalg.norm(flat)
+    norm = safe_norm(flat, real_dtype(flat.dtype))
     return flat / jnp.where(norm > 0, norm, 1).astype(flat.dtype), norm
 
 
 def _next(flat: Array, scale: Array, coordinates: Coordinates) -> tuple[Array, Array]:
     """The next vector and its norm; zero where only rounding is left, which ends the process."""
-    norm = jnp.linalg.norm(flat).astype(coordinates.real_dtype)
+    norm = safe_norm(flat, coordinates.real_dtype)
     ended = norm <= 10 * coordinates.eps * scale
     unit = flat / jnp.where(ended, 1, norm).astype(flat.dtype)
     return jnp.where(ended, 0, unit), jnp.where(ended, 0, norm)
 
 
 def _checked(name: str, op: Any, start: Vector) -> tuple[LinearOperator, Vector]:
-    op = as_operator(op, structure_of(start), where=name)
-    if not op.is_square:
-        raise ValueError(
-            f"{name}: the operator is not square.\n  input     {describe(op.in_structure())}\n"
-            f"  output    {describe(op.out_structure())}\n  golub_kahan takes any operator."
-        )
+    op = square_operator(name, op, "golub_kahan takes any operator.", structure_of(start))
     return op, check_vector(name, "start", start, op.in_structure())

@@ -1,173 +1,21 @@
-"""Eigenvalues, spectral densities, traces and determinants from products alone, and the shift a spectrum asks for."""
+"""Spectral densities, traces and determinants from products alone, and the shift a spectrum asks for."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Inexact, Int
-
-from krylov.operators.base import LinearOperator, Vector
-from krylov.operators.convert import as_operator
-from krylov.operators.structure import describe
+from jaxtyping import Array, Float
 
 from .coordinates import combine, coordinates_of, multiply_rows, orthonormalise, overlaps
-from .preconditioners.base import positive_count
-from .processes import _lanczos, away_from
+from .eigenpairs import Eigenpairs, eigsh
+from .preconditioners.base import check_shift, positive_count, square_operator
+from .processes import _lanczos
+from .vectors import largest_entry, power_of_two
 
-Which = Literal["largest", "smallest", "magnitude"]
-
-
-class Eigenpairs(NamedTuple):
-    r"""A few eigenpairs of a hermitian operator.
-
-    Attributes:
-        values: eigenvalues, the wanted ones first.
-        vectors: eigenvectors along a leading axis of each leaf.
-        residual_norms: :math:`\|A v - \lambda v\|`, from products with the vectors.
-        converged: whether all of them are below the tolerance.
-        matvecs: products spent.
-    """
-
-    values: Float[Array, " k"]
-    vectors: Vector
-    residual_norms: Float[Array, " k"]
-    converged: Bool[Array, ""]
-    matvecs: Int[Array, ""]
-
-
-def eigsh(
-    op: Any,
-    k: int = 6,
-    which: Which = "largest",
-    *,
-    tolerance: float | None = None,
-    max_restarts: int = 100,
-    basis_size: int | None = None,
-    key: Array | None = None,
-) -> Eigenpairs:
-    r"""A few eigenvalues and eigenvectors of a hermitian operator, by Lanczos with thick restarts.
-
-    Keeps the best Ritz vectors and goes on from the last residual, fully orthogonalised. Over the real field a complex
-    eigenvector counts twice, v and i v. One vector finds one vector of a multiple eigenvalue at a time.
-
-    Args:
-        op: hermitian; an operator or a matrix.
-        k: how many.
-        which: ``"largest"``, ``"smallest"`` or largest ``"magnitude"``.
-        tolerance: of the residual norm, relative to the largest eigenvalue found; default the root of the precision
-            times a tenth.
-        max_restarts: restarts at most.
-        basis_size: vectors stored; default ``max(2 k + 1, k + 20)``.
-        key: for the first vector; default ``jax.random.key(0)``.
-
-    Raises:
-        ValueError: not square, more eigenvalues than dimensions, an unknown ``which``.
-
-    Example:
-        >>> found = krylov.eigsh(jnp.diag(jnp.arange(1.0, 101.0)), k=2)
-        >>> [f"{value:.2f}" for value in found.values], bool(found.converged)
-        (['100.00', '99.00'], True)
-
-    Reference: Wu & Simon (2000), doi:10.1137/S0895479898334605.
-    """
-    op = _square("eigsh", op)
-    coordinates, k = coordinates_of(op), positive_count("eigsh", "k", k)
-    if which not in ("largest", "smallest", "magnitude"):
-        raise ValueError(f"eigsh: which must be 'largest', 'smallest' or 'magnitude'.\n  got       {which!r}")
-    if k > coordinates.size:
-        raise ValueError(f"eigsh: k must not exceed the dimension.\n  got       {k}\n  expected  <= {coordinates.size}")
-    size = min(coordinates.size, max(2 * k + 1, k + 20) if basis_size is None else max(int(basis_size), k + 1))
-    if tolerance is None:
-        tolerance = 0.1 * coordinates.eps**0.5
-    key = jax.random.key(0) if key is None else key
-    return _eigsh(op, k, which, size, jnp.asarray(tolerance, coordinates.real_dtype), int(max_restarts), key)
-
-
-class _Restart(NamedTuple):
-    rows: Inexact[Array, "m1 n"]
-    products: Inexact[Array, "m n"]
-    values: Float[Array, " m"]
-    norms: Float[Array, " k"]
-    kept: Int[Array, ""]
-    restarts: Int[Array, ""]
-    matvecs: Int[Array, ""]
-
-
-@eqx.filter_jit
-def _eigsh(op, k, which, size, tolerance, max_restarts, key) -> Eigenpairs:
-    coordinates = coordinates_of(op)
-    real = coordinates.real_dtype
-    # Some more Ritz vectors than wanted are kept, which speeds up the last of them.
-    keep = max(min(k + (size - k) // 2, size - 1), 1)
-
-    def order(values):
-        return {"largest": -values, "smallest": values, "magnitude": -jnp.abs(values)}[which]
-
-    def extend(state):
-        """Rows from ``kept`` on, each the product with the last one, orthogonal to all before."""
-
-        def one(j, carried):
-            rows, products = carried
-            w = multiply_rows(op, rows[j][None])[0]
-            products = products.at[j].set(w)
-            above = jnp.where((jnp.arange(size + 1) <= j)[:, None], rows, 0)
-            left = away_from(above, w)
-            norm, size_of_w = jnp.linalg.norm(left), jnp.linalg.norm(w)
-            # An invariant space: go on with a random vector.
-            drawn = away_from(above, coordinates.random(jax.random.fold_in(key, j + 1), 1)[0])
-            left = jnp.where(norm > 10 * coordinates.eps * size_of_w, left, drawn)
-            left = away_from(above, left / _not_zero(jnp.linalg.norm(left)))
-            return rows.at[j + 1].set(left / _not_zero(jnp.linalg.norm(left))), products
-
-        rows, products = jax.lax.fori_loop(state.kept, size, one, (state.rows, state.products))
-        core = overlaps(rows[:size], products)
-        values, vectors = jnp.linalg.eigh((core + jnp.conj(core.T)) / 2)
-        best = jnp.argsort(order(values))
-        values, vectors = values[best].astype(real), vectors[:, best]
-        ritz, moved = combine(vectors.T, rows[:size]), combine(vectors.T, products)
-        norms = jnp.linalg.norm(moved[:k] - values[:k, None] * ritz[:k], axis=1)
-        used = (jnp.arange(size) < keep)[:, None]
-        new = jnp.zeros_like(rows).at[:size].set(jnp.where(used, ritz, 0)).at[keep].set(rows[size])
-        return _Restart(
-            rows=new,
-            products=jnp.where(used, moved, 0),
-            values=values,
-            norms=norms.astype(real),
-            kept=jnp.asarray(keep, jnp.int32),
-            restarts=state.restarts + 1,
-            matvecs=state.matvecs + size - state.kept,
-        )
-
-    def small(norms, state):
-        return jnp.all(norms <= tolerance * jnp.max(jnp.abs(state.values)))
-
-    def going(state):
-        return (state.restarts < max_restarts) & ~small(state.norms, state)
-
-    first = orthonormalise(coordinates.random(key, 1))
-    count = jnp.asarray(0, jnp.int32)
-    state = _Restart(
-        rows=jnp.zeros((size + 1, coordinates.size), coordinates.dtype).at[0].set(first[0]),
-        products=jnp.zeros((size, coordinates.size), coordinates.dtype),
-        values=jnp.zeros(size, real),
-        norms=jnp.full(k, jnp.inf, real),
-        kept=count,
-        restarts=count,
-        matvecs=count,
-    )
-    last = jax.lax.while_loop(going, extend, state)
-    # The products were combined from restart to restart: those that count are computed anew.
-    rows, values = last.rows[:k], last.values[:k]
-    norms = jnp.linalg.norm(multiply_rows(op, rows) - values[:, None] * rows, axis=1).astype(real)
-    vectors = jax.vmap(coordinates.unflatten)(rows)
-    return Eigenpairs(values, vectors, norms, small(norms, last), last.matvecs + k)
-
-
-def _not_zero(norm):
-    return jnp.where(norm > 0, norm, 1)
+__all__ = ["Eigenpairs", "Estimate", "SpectralDensity", "eigsh", "logdet", "spectral_density", "suggest_shift", "trace"]
 
 
 class SpectralDensity(NamedTuple):
@@ -202,8 +50,11 @@ def spectral_density(op: Any, *, steps: int = 50, vectors: int = 8, key: Array |
         vectors: random vectors, whose results are averaged.
         key: default ``jax.random.key(0)``.
 
+    Returns:
+        A `SpectralDensity`, to be evaluated on a grid or integrated over.
+
     Raises:
-        ValueError: not square.
+        ValueError: not square, or a count below one.
 
     Example:
         >>> density = krylov.spectral_density(jnp.diag(jnp.linspace(0.0, 1.0, 200)), steps=20)
@@ -212,7 +63,7 @@ def spectral_density(op: Any, *, steps: int = 50, vectors: int = 8, key: Array |
 
     Reference: Ubaru, Chen & Saad (2017), doi:10.1137/16M1104974.
     """
-    op = _square("spectral_density", op)
+    op = square_operator("spectral_density", op)
     steps = min(positive_count("spectral_density", "steps", steps), coordinates_of(op).size)
     vectors = positive_count("spectral_density", "vectors", vectors)
     return _density(op, steps, vectors, jax.random.key(0) if key is None else key)
@@ -258,8 +109,11 @@ def trace(op: Any, *, rank: int = 20, vectors: int = 20, key: Array | None = Non
         vectors: random vectors for the rest.
         key: default ``jax.random.key(0)``.
 
+    Returns:
+        An `Estimate`: the value and its standard error.
+
     Raises:
-        ValueError: not square.
+        ValueError: not square, a negative rank or no vectors.
 
     Example:
         >>> found = krylov.trace(jnp.diag(1.0 / jnp.arange(1, 101) ** 2))
@@ -268,7 +122,7 @@ def trace(op: Any, *, rank: int = 20, vectors: int = 20, key: Array | None = Non
 
     Reference: Meyer, Musco, Musco & Woodruff (2021), doi:10.1137/1.9781611976496.16.
     """
-    op = _square("trace", op)
+    op = square_operator("trace", op)
     if rank:
         rank = min(positive_count("trace", "rank", rank), coordinates_of(op).size)
     vectors = positive_count("trace", "vectors", vectors)
@@ -288,7 +142,9 @@ def _trace(op, rank, vectors, key) -> Estimate:
     each = jnp.sum(jnp.conj(tests) * multiply_rows(op, tests), axis=1)
     if op.is_hermitian:
         exact, each = exact.real, each.real
-    error = jnp.std(each) / jnp.sqrt(vectors - 1) if vectors > 1 else jnp.full((), jnp.nan, coordinates.real_dtype)
+    # Squares must not overflow, nor vanish, which would claim certainty.
+    unit = power_of_two(largest_entry(each, coordinates.real_dtype))
+    error = jnp.std(each / unit) * unit / jnp.sqrt(vectors - 1) if vectors > 1 else jnp.full_like(unit, jnp.nan)
     return Estimate(exact + jnp.mean(each), error)
 
 
@@ -304,8 +160,11 @@ def logdet(
         vectors: random vectors; the error falls like one over their root.
         key: default ``jax.random.key(0)``.
 
+    Returns:
+        The logarithm; NaN where a Ritz value is below zero, that is, where :math:`A + s` is not definite.
+
     Raises:
-        ValueError: not square.
+        ValueError: not square, or a shift that is not a real scalar.
 
     Example:
         >>> f"{krylov.logdet(jnp.diag(jnp.full(50, 2.0))):.3f}"
@@ -313,9 +172,11 @@ def logdet(
 
     Reference: Ubaru, Chen & Saad (2017), doi:10.1137/16M1104974.
     """
-    op = _square("logdet", op)
+    op = square_operator("logdet", op)
+    coordinates = coordinates_of(op)
+    shift = check_shift("logdet", shift, coordinates)
     density = spectral_density(op, steps=steps, vectors=vectors, key=key)
-    return coordinates_of(op).size * density.mean(lambda x: jnp.log(x + shift))
+    return coordinates.size * density.mean(lambda x: jnp.log(x + shift))
 
 
 def suggest_shift(
@@ -334,25 +195,20 @@ def suggest_shift(
         steps: products.
         key: default ``jax.random.key(0)``.
 
+    Returns:
+        The shift; a little low where ``steps`` have not found the largest eigenvalue.
+
     Raises:
         ValueError: not square, or a condition number of one or less.
 
     Example:
         >>> f"{krylov.suggest_shift(jnp.diag(jnp.linspace(0.0, 9.9, 100)), condition=100.0, steps=100):.2f}"
         '0.10'
+
+    Reference: the largest Ritz value from a random start, Kuczynski & Wozniakowski (1992), doi:10.1137/0613066.
     """
     if not condition > 1:
         raise ValueError(f"suggest_shift: condition must be more than one.\n  got       {condition!r}")
     density = spectral_density(op, steps=steps, vectors=1, key=key)
     largest = jnp.max(density.points)
     return jnp.maximum((largest - condition * smallest) / (condition - 1), 0)
-
-
-def _square(name: str, op: Any) -> LinearOperator:
-    op = as_operator(op, where=name)
-    if not op.is_square:
-        raise ValueError(
-            f"{name}: the operator is not square.\n  input     {describe(op.in_structure())}\n"
-            f"  output    {describe(op.out_structure())}\n  Take op.H @ op for singular values."
-        )
-    return op

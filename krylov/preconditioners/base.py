@@ -117,12 +117,7 @@ class Preconditioner(eqx.Module):
                 is not real.
         """
         name = f"{type(self).__name__}.build"
-        op = as_operator(op, where=name)
-        if not op.is_square:
-            raise ValueError(
-                f"{name}: the operator is not square.\n  input     {describe(op.in_structure())}\n"
-                f"  output    {describe(op.out_structure())}"
-            )
+        op = square_operator(name, op)
         self._check(op)
         shift = check_shift(name, shift, Coordinates(op.in_structure(), op.field), self._takes_diagonal)
         op, shift = without_derivatives((op, shift))
@@ -155,9 +150,7 @@ def check_shift(where: str, shift: Any, coordinates: Coordinates, takes_diagonal
         ValueError: complex, or a diagonal where that does not do.
     """
     if has_complex(jax.tree.map(jnp.asarray, shift)):
-        raise ValueError(
-            f"{where}: a complex shift makes no hermitian system; take its real part to precondition with."
-        )
+        raise ValueError(f"{where}: a complex shift makes no hermitian system; take its real part.")
     if is_scalar(shift):
         return jnp.asarray(shift, coordinates.real_dtype)
     if not takes_diagonal:
@@ -168,6 +161,23 @@ def check_shift(where: str, shift: Any, coordinates: Coordinates, takes_diagonal
     return jax.tree.map(
         lambda d, s: jnp.broadcast_to(d, s.shape).astype(real_dtype(s.dtype)), shift, coordinates.structure
     )
+
+
+def square_operator(
+    where: str, op: Any, cure: str = "Take J.gram() or op.H @ op.", structure: Structure | None = None
+) -> LinearOperator:
+    """An operator from whatever stands for one; ``structure`` is that of its vectors where the operator is a function.
+
+    Raises:
+        ValueError: it is not square.
+    """
+    op = as_operator(op, structure, where=where)
+    if not op.is_square:
+        raise ValueError(
+            f"{where}: the operator is not square.\n  input     {describe(op.in_structure())}\n"
+            f"  output    {describe(op.out_structure())}\n  {cure}"
+        )
+    return op
 
 
 def positive_count(name: str, option: str, value: Any) -> int:

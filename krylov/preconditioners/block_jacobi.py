@@ -14,7 +14,7 @@ from krylov.operators.matrix import MatrixOperator
 from krylov.operators.rows import gram_blocks
 from krylov.operators.structure import describe, is_complex, size_of
 
-from ..coordinates import Coordinates, coordinates_of, multiply_rows
+from ..coordinates import Coordinates, coordinates_of, multiply_rows, spread_like
 from .base import BuiltPreconditioner, Preconditioner, PreconditionerReport, not_estimated, positive_count
 from .jacobi import positive
 
@@ -114,7 +114,7 @@ class BlockInverse(BuiltPreconditioner):
         for block, v, w in zip(leaf_entries(self.coordinates), self.vectors, self.values, strict=True):
             turned = jnp.matmul(jnp.conj(v.T), flat[block], precision="highest") / positive(w + self.shift)
             out = out.at[block].set(jnp.matmul(v, turned, precision="highest"))
-        return self.coordinates.unflatten(out)
+        return spread_like(self.coordinates.unflatten(out), vector)
 
     @property
     def report(self) -> PreconditionerReport:

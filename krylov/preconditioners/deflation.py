@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from krylov.operators.base import LinearOperator, Vector
 from krylov.operators.structure import describe, structure_of
 
-from ..coordinates import Coordinates, combine, coordinates_of, multiply_rows, orthonormalise, overlaps
+from ..coordinates import Coordinates, combine, coordinates_of, multiply_rows, orthonormalise, overlaps, spread_like
 from .base import BuiltPreconditioner, Preconditioner, PreconditionerReport, not_estimated
 from .jacobi import positive
 
@@ -98,7 +98,7 @@ class DeflatedInverse(BuiltPreconditioner):
         coarse = inverse * overlaps(self.basis, flat)
         left = (flat - combine(coarse, shifted)) / positive(self.rest + self.shift)
         out = left + combine(coarse - inverse * overlaps(shifted, left), self.basis)
-        return self.coordinates.unflatten(out.astype(flat.dtype))
+        return spread_like(self.coordinates.unflatten(out.astype(flat.dtype)), vector)
 
     @property
     def report(self) -> PreconditionerReport:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from krylov.operators.base import LinearOperator, Vector
 from krylov.operators.structure import is_complex, ravel
 
-from ..coordinates import Coordinates, coordinates_of
+from ..coordinates import Coordinates, coordinates_of, spread_like
 from ..driver import is_scalar
 from .base import BuiltPreconditioner, Preconditioner, PreconditionerReport, check_shift, not_estimated
 
@@ -46,7 +46,8 @@ class DiagonalInverse(BuiltPreconditioner):
 
     def _product(self, vector: Vector) -> Vector:
         flat = self.coordinates.flatten(vector)
-        return self.coordinates.unflatten(flat / positive(self.entries + self._flat_shift()))
+        out = self.coordinates.unflatten(flat / positive(self.entries + self._flat_shift()))
+        return spread_like(out, vector)
 
     def _flat_shift(self) -> Array:
         if is_scalar(self.shift):

@@ -147,7 +147,7 @@ def sketch(
         products = multiply_rows(op, omega)
         ridge = jnp.where(state.blocks == 0, stabilising_ridge(products, coordinates), state.ridge)
         rows = absorb(state.factor, omega, products, ridge)
-        factor = jax.lax.dynamic_update_slice_in_dim(state.factor, rows, start, 0)
+        factor = state.factor.at[start + jnp.arange(size)].set(rows)
         return _Sketch(factor, left_over(rows).astype(real), ridge, state.blocks + 1)
 
     factor = jnp.zeros((count * size, coordinates.size), coordinates.dtype)

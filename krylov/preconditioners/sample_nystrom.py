@@ -13,7 +13,7 @@ from krylov.operators.jacobian import Jacobian
 from krylov.operators.rows import by_numbers, row_parts
 from krylov.operators.sample_rows import adjoint_rows, row_norms
 
-from ..coordinates import Coordinates, coordinates_of, multiply_rows, orthonormalise
+from ..coordinates import Coordinates, coordinates_of, multiply_rows, orthonormalise, whole
 from .base import Preconditioner, positive_count
 from .nystrom import blocks
 from .spectral import SpectralInverse, absorb, from_factor, left_over, stabilising_ridge
@@ -74,7 +74,7 @@ class SampleNystrom(Preconditioner):
         rank = min(self.rank, inputs.size, outputs.size)
         count, size = blocks(rank, self.block_size, rank)
         parts = row_parts(J)
-        weights = row_norms(J, parts)
+        weights = whole(row_norms(J, parts))
 
         def going(state):
             return (state.blocks < count) & (state.left > self.tolerance * shift)
@@ -92,8 +92,8 @@ class SampleNystrom(Preconditioner):
             else:
                 ridge, new = state.ridge, pushed
             return _State(
-                basis=jax.lax.dynamic_update_slice_in_dim(state.basis, rows, start, 0),
-                factor=jax.lax.dynamic_update_slice_in_dim(state.factor, new, start, 0),
+                basis=state.basis.at[start + jnp.arange(size)].set(rows),
+                factor=state.factor.at[start + jnp.arange(size)].set(new),
                 weights=jnp.maximum(state.weights - _spanned(J, outputs, pushed), 0),
                 left=left_over(new).astype(state.left.dtype),
                 ridge=ridge,

@@ -12,7 +12,7 @@ from krylov.operators.rows import row_parts
 from krylov.operators.sample_rows import adjoint_rows
 from krylov.operators.structure import real_dtype
 
-from ..coordinates import combine, coordinates_of
+from ..coordinates import combine, coordinates_of, whole
 from .base import Preconditioner, positive_count
 from .spectral import SpectralInverse
 
@@ -64,7 +64,7 @@ class SampleWoodbury(Preconditioner):
         outputs = sum(s.size // s.shape[0] * (2 if _apart(J, s) else 1) for s in jax.tree.leaves(J.out_structure()))
         numbers = jnp.tile(jnp.arange(outputs), chosen.size)
         rows = adjoint_rows(J, parts, jnp.repeat(chosen, outputs), numbers).astype(coordinates.dtype)
-        total = J.chunks.flat_weights[chosen].sum()
+        total = whole(J.chunks.flat_weights)[chosen].sum()
         rows = rows / jnp.sqrt(jnp.where(total > 0, total, 1)).astype(real_dtype(rows.dtype))
         q, r = jnp.linalg.qr(rows.T)
         left, values, _ = jnp.linalg.svd(r, full_matrices=False)

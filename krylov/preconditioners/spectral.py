@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, Inexact, Int
 
 from krylov.operators.base import Vector
 
-from ..coordinates import Coordinates, combine, overlaps
+from ..coordinates import Coordinates, combine, overlaps, spread_like
 from .base import BuiltPreconditioner, PreconditionerReport
 
 
@@ -32,7 +32,8 @@ class SpectralInverse(BuiltPreconditioner):
         flat = self.coordinates.flatten(vector)
         other = self._inverse(self.rest)
         coefficients = (self._inverse(self.eigenvalues) - other) * overlaps(self.basis, flat)
-        return self.coordinates.unflatten((other * flat + combine(coefficients, self.basis)).astype(flat.dtype))
+        out = (other * flat + combine(coefficients, self.basis)).astype(flat.dtype)
+        return spread_like(self.coordinates.unflatten(out), vector)
 
     def _inverse(self, eigenvalues: Array) -> Array:
         """One over the shifted eigenvalues: positive whatever the shift, and finite."""
