@@ -11,10 +11,11 @@ from krylov.operators import Jacobian, LinearOperator
 from krylov.operators.base import Vector
 from krylov.operators.matrix import DiagonalOperator
 from krylov.operators.metric import PartsDiagonal, spread_over_parts
-from krylov.operators.structure import is_traced, real_dtype, same_structure
+from krylov.operators.structure import Structure, has_complex, is_traced, real_dtype, same_structure
 
 from .driver import is_scalar
 from .parameters import trained_part
+from .vectors import scale
 
 
 class Damping(NamedTuple):
@@ -41,7 +42,21 @@ class Damping(NamedTuple):
 
     def times(self, vector: Vector) -> Vector:
         """``D v``."""
-        return _scaled(self.shift, vector) if self.operator is None else self.operator.mv(vector)
+        return scaled(self.shift, vector) if self.operator is None else self.operator.mv(vector)
+
+
+def shift_damping(where: str, shift: Any, structure: Structure) -> Damping:
+    """The damping by a shift alone; see `make_damping`."""
+    uniform = is_scalar(shift)
+    shift = as_arrays(shift)
+    if not uniform:
+        shift = trained_part(where, "shift", shift, structure)
+    _check_not_negative(where, "shift", shift)
+    known_singular = any(map(_has_known_zero, jax.tree.leaves(shift)))
+    if uniform:
+        return Damping(shift, None, known_singular)
+    shift = jax.tree.map(lambda d, s: jnp.broadcast_to(d, s.shape).astype(real_dtype(s.dtype)), shift, structure)
+    return Damping(shift, DiagonalOperator(shift, structure, positive=True), known_singular)
 
 
 def make_damping(where: str, J: Jacobian, shift: Any, diag_scale: Any) -> Damping:
@@ -57,28 +72,33 @@ def make_damping(where: str, J: Jacobian, shift: Any, diag_scale: Any) -> Dampin
         ValueError: something is known to be negative, or does not fit.
     """
     structure = J.in_structure()
-    scalar = is_scalar(shift)
-    shift, diag_scale = as_arrays(shift), as_arrays(diag_scale)
-    if not scalar:
-        shift = trained_part(where, "shift", shift, structure)
-        shift = jax.tree.map(lambda d, s: jnp.broadcast_to(d, s.shape).astype(real_dtype(s.dtype)), shift, structure)
-    for name, value in (("shift", shift), ("diag_scale", diag_scale)):
-        if any(not is_traced(v) and not np.all(np.asarray(v) >= 0) for v in jax.tree.leaves(value)):
-            raise ValueError(
-                f"{where}: {name} must be real and not negative.\n  got       {value!r}\n"
-                "  For an indefinite system build it with Jacobian and krylov.solve(..., method='minres')."
-            )
-    zeros = (not is_traced(d) and bool(np.any(np.asarray(d) == 0)) for d in jax.tree.leaves(shift))
-    known_singular = diag_scale is None and any(zeros)
+    damping, diag_scale = shift_damping(where, shift, structure), as_arrays(diag_scale)
     if diag_scale is None:
-        return Damping(shift, None if scalar else DiagonalOperator(shift, structure, positive=True), known_singular)
+        return damping
+    if not is_scalar(diag_scale):
+        raise ValueError(f"{where}: diag_scale must be a number.\n  got       {diag_scale!r}")
+    _check_not_negative(where, "diag_scale", diag_scale)
+    if _has_known_zero(diag_scale):
+        return damping
     diagonal = J.gram().diagonal()
     if same_structure(diagonal, structure):
-        entries = _scaled_diagonal(jax.tree.map(jnp.real, diagonal), diag_scale, shift, scalar)
+        entries = _scaled_diagonal(jax.tree.map(jnp.real, diagonal), diag_scale, damping.shift)
         return Damping(entries, DiagonalOperator(entries, structure, positive=True), False)
-    spread = shift if scalar else spread_over_parts(shift, structure)
-    entries = _scaled_diagonal(diagonal, diag_scale, spread, scalar)
+    entries = _scaled_diagonal(diagonal, diag_scale, spread_over_parts(damping.shift, structure))
     return Damping(None, PartsDiagonal(entries, structure, positive=True), False)
+
+
+def _check_not_negative(where: str, name: str, value: Any) -> None:
+    leaves = jax.tree.leaves(value)
+    if has_complex(leaves) or any(not is_traced(v) and not np.all(np.asarray(v) >= 0) for v in leaves):
+        raise ValueError(
+            f"{where}: {name} must be real and not negative.\n  got       {value!r}\n"
+            "  For an indefinite system build it with Jacobian and krylov.solve(..., method='minres')."
+        )
+
+
+def _has_known_zero(value: Any) -> bool:
+    return not is_traced(value) and bool(np.any(np.asarray(value) == 0))
 
 
 def as_arrays(tree: Any) -> Any:
@@ -87,10 +107,16 @@ def as_arrays(tree: Any) -> Any:
 
 
 @eqx.filter_jit
-def _scaled_diagonal(diagonal, scale, shift, scalar):
-    if scalar:
-        return jax.tree.map(lambda d: (scale * d + shift).astype(d.dtype), diagonal)
-    return jax.tree.map(lambda d, s: (scale * d + s).astype(d.dtype), diagonal, shift)
+def _scaled_diagonal(diagonal, factor, shift):
+    if is_scalar(shift):
+        shift = jax.tree.map(lambda _: shift, diagonal)
+
+    def leaf(d, s):
+        # What the network does not depend on has a column of zeros: any damping but none gives the same step.
+        unused = (d == 0) & (s == 0)
+        return (factor * jnp.where(unused, 1, d) + s).astype(d.dtype)
+
+    return jax.tree.map(leaf, diagonal, shift)
 
 
 @eqx.filter_jit
@@ -98,6 +124,4 @@ def _power(tree, exponent):
     return jax.tree.map(lambda d: d**exponent, tree)
 
 
-@eqx.filter_jit
-def _scaled(scalar, vector):
-    return jax.tree.map(lambda x: (scalar * x).astype(x.dtype), vector)
+scaled = eqx.filter_jit(scale)

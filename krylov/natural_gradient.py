@@ -17,9 +17,10 @@ from krylov.operators.base import Vector
 from krylov.operators.jacobian import StorageName
 from krylov.operators.metric import MetricGramOperator
 from krylov.operators.storage import Recomputed
-from krylov.operators.structure import Structure, is_complex, same_structure, size_of
+from krylov.operators.structure import Structure, same_structure
 
-from .damping import Damping, as_arrays, make_damping
+from .arguments import real_unknowns
+from .damping import Damping, as_arrays, make_damping, scaled
 from .lstsq import lstsq
 from .methods import Direct, Method, method_named
 from .parameters import like_params, trained_vector
@@ -27,6 +28,18 @@ from .solution import Solution
 from .solve import solve
 
 ROUTES = ("parameters", "samples", "least_squares")
+
+
+def check_route(where: str, route: str) -> None:
+    """Refuse a route that is none.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if route not in ("auto", *ROUTES):
+        raise ValueError(
+            f"{where}: unknown route.\n  got       {route!r}\n  expected  'auto', {', '.join(map(repr, ROUTES))}"
+        )
 
 
 class NaturalGradientSolution(Solution):
@@ -81,7 +94,7 @@ def natural_gradient(
 
     - ``"parameters"``: :math:`(J^H J + \lambda)\,dp = J^H e`, one pass over the samples a product;
     - ``"samples"``: :math:`dp = J^H z`, :math:`(J J^H + \lambda)\,z = e`, vectors as long as the outputs. Needs a
-      positive shift;
+      positive shift for every parameter, as least squares does where the shift is no single number;
     - ``"least_squares"``: :math:`\min \|J\,dp - e\|^2 + \lambda\|dp\|^2` by `lstsq`, where the condition is not
       squared: for small shifts and many digits. Never chosen by itself.
 
@@ -119,7 +132,8 @@ def natural_gradient(
         floating-point array. And the `Solution` of the system that was solved, with ``route`` and ``reason``.
 
     Raises:
-        ValueError: an unknown route, a negative shift, or whatever does not fit.
+        ValueError: an unknown route, a negative or complex shift, one of zero where the route divides by it, or
+            whatever does not fit.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -150,7 +164,7 @@ def natural_gradient(
     before = None
     if previous is not None:
         before = trained_vector("natural_gradient", "previous", previous, J.in_structure())
-        before = _drawn_to(as_arrays(mu), before)
+        before = scaled(as_arrays(mu), before)
     route, reason = _route(J, route, method, preconditioner, x0, damping)
     solved = {"parameters": _on_parameters, "samples": _on_samples, "least_squares": _by_least_squares}[route]
     step, solution = solved(J, J.sample_vector(values), damping, before, method, preconditioner, x0, options)
@@ -221,15 +235,11 @@ def _as(like, vector):
 
 
 def _route(J, route, method, preconditioner, x0, damping: Damping) -> tuple[str, str]:
-    if route not in ("auto", *ROUTES):
+    check_route("natural_gradient", route)
+    if damping.known_singular and (route == "samples" or (route == "least_squares" and damping.operator is not None)):
         raise ValueError(
-            f"natural_gradient: unknown route.\n  got       {route!r}\n"
-            f"  expected  'auto', {', '.join(map(repr, ROUTES))}"
-        )
-    if damping.known_singular and route == "samples":
-        raise ValueError(
-            "natural_gradient: the route on samples needs a positive shift.\n  got       shift=0\n"
-            "  J J^H is singular, at least where rows are centred. Give a shift or take route='parameters'."
+            f"natural_gradient: route={route!r} divides by the shift, which must be positive.\n"
+            "  got       a shift of zero\n  Give a shift, for every trained leaf, or take route='parameters'."
         )
     if route != "auto":
         return route, "asked for"
@@ -241,7 +251,7 @@ def _route(J, route, method, preconditioner, x0, damping: Damping) -> tuple[str,
         fits = [side for side, expected in sides.items() if known and same_structure(structure, expected)]
         if fits:
             return fits[0], f"that is where {what} acts" if what == "preconditioner" else "that is where x0 lies"
-    count = {side: _unknowns(structure) for side, structure in sides.items()}
+    count = {side: real_unknowns(structure) for side, structure in sides.items()}
     sizes = f"{count['samples']} real unknowns on samples, {count['parameters']} on parameters"
     smaller = "samples" if count["samples"] < count["parameters"] else "parameters"
     chosen = method if isinstance(method, str) and method == "auto" else method_named(method)
@@ -254,12 +264,3 @@ def _route(J, route, method, preconditioner, x0, damping: Damping) -> tuple[str,
 
 def _domain(preconditioner: Any) -> Structure | None:
     return preconditioner.in_structure() if isinstance(preconditioner, LinearOperator) else None
-
-
-def _unknowns(structure: Structure) -> int:
-    return sum(size_of(s) * (2 if is_complex(s) else 1) for s in jax.tree.leaves(structure))
-
-
-@eqx.filter_jit
-def _drawn_to(mu: Any, vector: Vector) -> Vector:
-    return jax.tree.map(lambda x: (mu * x).astype(x.dtype), vector)

@@ -10,7 +10,7 @@ from krylov.operators.convert import as_operator
 from krylov.operators.views import conjugate_operator
 
 from ..lstsq import lstsq
-from ..methods import LEAST_SQUARES_METHODS, METHODS, LeastSquares, Method, method_named
+from ..methods import LEAST_SQUARES_METHODS, METHODS, MINRESQLP, SVD, Eigh, LeastSquares, Method, method_named
 from ..solve import choose, solve
 from ..status import Status
 
@@ -22,6 +22,8 @@ _RESULTS = {
     Status.NONFINITE: lx.RESULTS.nonfinite_input,
     Status.INCONSISTENT: lx.RESULTS.singular,
 }
+# What they find where no solution exists is what lineax asks of a solver that does not assume full rank.
+_PSEUDO_INVERSES = (MINRESQLP, Eigh, SVD)
 
 
 class Solver(lx.AbstractLinearSolver[LinearOperator]):
@@ -29,13 +31,18 @@ class Solver(lx.AbstractLinearSolver[LinearOperator]):
 
     For square operators what `krylov.solve` does, for the methods of `krylov.lstsq` what that does; lineax
     differentiates. Understands the options ``"preconditioner"`` (of square systems) and ``"y0"`` that lineax's own
-    iterative solvers have. lineax's tags become the claims of the operator: for ``"auto"``, tag it.
+    iterative solvers have. lineax's tags become the claims of the operator: for ``"auto"``, tag it. With minres_qlp,
+    eigh and svd a singular system without a solution is solved in least squares, successfully, as by ``lineax.SVD``;
+    the statistics keep the status.
 
     Args:
         method: a name or a method object, as in `krylov.solve` and `krylov.lstsq`; ``"auto"`` is that of `solve`.
         rtol: relative tolerance of the true residual.
         atol: absolute tolerance.
         maxiter: most iterations; default as in `solve`.
+
+    Raises:
+        ValueError: an unknown method, or a preconditioner for one of `krylov.lstsq`.
 
     Example:
         >>> import jax.numpy as jnp, lineax
@@ -52,8 +59,13 @@ class Solver(lx.AbstractLinearSolver[LinearOperator]):
     maxiter: int | None = None
 
     def __check_init__(self):
-        if self.method != "auto":
-            _method(self.method)
+        self._chosen()
+
+    def _chosen(self) -> Method | None:
+        """The method object; None where the operator decides."""
+        if isinstance(self.method, str) and self.method == "auto":
+            return None
+        return method_named(self.method, METHODS | LEAST_SQUARES_METHODS, "Solver")
 
     def init(self, operator: lx.AbstractLinearOperator, options: dict[str, Any]) -> LinearOperator:
         """The operator as one of this library."""
@@ -64,17 +76,20 @@ class Solver(lx.AbstractLinearSolver[LinearOperator]):
         self, state: LinearOperator, vector: Vector, options: dict[str, Any]
     ) -> tuple[Vector, lx.RESULTS, dict[str, Any]]:
         """Solve; statistics are iterations, products, the true residual norm and this library's own status."""
-        guess = options.get("y0")
+        guess, preconditioner = options.get("y0"), options.get("preconditioner")
         controls: dict[str, Any] = dict(rtol=self.rtol, atol=self.atol, maxiter=self.maxiter)
-        method = choose("auto", state, 0.0) if self.method == "auto" else _method(self.method)
+        method = self._chosen() or choose("auto", state, 0.0)
         if isinstance(method, LeastSquares):
+            if preconditioner is not None:
+                raise ValueError(f"Solver: {method.name} takes no preconditioner; leave it out of the options.")
             solution = lstsq(state, vector, method, x0=guess, **controls)
         else:
-            preconditioner = options.get("preconditioner")
             solution = solve(state, vector, method, x0=guess, preconditioner=preconditioner, **controls)
         code = jnp.asarray(solution.status_code)
         result = lx.RESULTS.successful
         for status, named in _RESULTS.items():
+            if status is Status.INCONSISTENT and isinstance(method, _PSEUDO_INVERSES):
+                continue
             result = lx.RESULTS.where(code == status, named, result)
         stats = {
             "num_steps": solution.iterations,
@@ -95,12 +110,7 @@ class Solver(lx.AbstractLinearSolver[LinearOperator]):
 
     def assume_full_rank(self) -> bool:
         """Whether derivatives may leave out the terms of null spaces: not for methods that find the least norm."""
-        name = self.method if isinstance(self.method, str) else self.method.name
-        return name != "minres_qlp" and name not in LEAST_SQUARES_METHODS
-
-
-def _method(method: Any) -> Method:
-    return method_named(method, METHODS | LEAST_SQUARES_METHODS, "Solver")
+        return not isinstance(self._chosen(), (*_PSEUDO_INVERSES, LeastSquares))
 
 
 def _changed(options: dict[str, Any], change: Any) -> dict[str, Any]:

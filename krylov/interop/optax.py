@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PyTree
 
+from krylov.damping import shift_damping
 from krylov.methods import Method
 from krylov.operators import LinearOperator, curvature
-from krylov.parameters import like_params, trained_part, trained_vector
+from krylov.parameters import like_params, trained_vector
 from krylov.solution import Solution
 from krylov.solve import solve
+from krylov.vectors import axpy, divide
 
 
 class CurvatureState(NamedTuple):
@@ -67,6 +69,10 @@ def natural_gradient(
         rtol: relative tolerance of the linear system.
         maxiter: most iterations.
         options: those of `krylov.Jacobian`: ``chunk_size``, ``trainable``, ``precision`` and others.
+
+    Returns:
+        The transformation, whose state is a `CurvatureState`. Its ``update`` raises ValueError where parameters or
+        samples are missing, the shift is known to be negative, or gradients or momentum do not fit.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -121,6 +127,9 @@ def gauss_newton(
         maxiter: most iterations.
         options: those of `krylov.gauss_newton`.
 
+    Returns:
+        The transformation; see `natural_gradient`.
+
     Example:
         >>> import jax, jax.numpy as jnp, optax
         >>> f = lambda params, batch: jnp.tanh(batch[0] @ params)
@@ -168,31 +177,22 @@ def _preconditioned(build, name, data, shift, mu, warm_start, method, rtol, maxi
         structure = operator.in_structure()
         rhs = trained_vector(name, "gradients", updates, structure)
         damping = extra.get("shift", shift)
-        damping = damping(state.steps) if callable(damping) else damping
-        if not isinstance(damping, (int, float)) and jax.tree.structure(damping) != jax.tree.structure(0):
-            damping = trained_part(name, "shift", damping, structure)
+        damping = shift_damping(name, damping(state.steps) if callable(damping) else damping, structure)
         x0 = None
         if keeps:
             x0 = trained_vector(name, "previous", state.previous, structure)
             if mu != 0:
-                rhs = _drawn(rhs, damping, mu, x0)
+                rhs = axpy(mu, damping.times(x0), rhs)
         options = dict(rtol=rtol, maxiter=maxiter)
-        solution = solve(operator, rhs, method, shift=damping, x0=x0 if warm_start else None, **options)
+        solution = solve(operator, rhs, method, shift=damping.shift, x0=x0 if warm_start else None, **options)
         step = like_params(solution.x, structure, params)
         return step, _next(state, step if keeps else None, solution)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _drawn(rhs, damping, mu, previous):
-    if jax.tree.structure(damping) == jax.tree.structure(0):
-        damping = jax.tree.map(lambda _: damping, rhs)
-    return jax.tree.map(lambda b, d, p: (b + mu * d * p).astype(b.dtype), rhs, damping, previous)
-
-
 def _next(state: CurvatureState, previous: PyTree | None, solution: Solution) -> CurvatureState:
-    norm, rhs = solution.residual_norm, solution.rhs_norm
-    relative = jnp.where(rhs > 0, norm / jnp.where(rhs > 0, rhs, 1), 0)
+    relative = divide(solution.residual_norm, solution.rhs_norm)
     return CurvatureState(
         steps=jnp.asarray(optax.safe_increment(state.steps)),
         previous=previous,

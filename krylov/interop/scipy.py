@@ -19,13 +19,16 @@ def to_scipy(op: Any) -> scipy.sparse.linalg.LinearOperator:
     """An operator of this library for SciPy's solvers and eigensolvers.
 
     Its vectors are flat: the leaves of the pytree, ravelled in the order of ``jax.tree.leaves``. An R-linear operator
-    on complex leaves acts on real and imaginary parts, as its `as_real` does.
+    on complex leaves acts on real and imaginary parts, as its `as_real` does. A real one takes complex vectors too.
 
     Args:
         op: a `LinearOperator`, a lineax operator or a matrix.
 
     Returns:
         A SciPy ``LinearOperator`` with products and adjoint products, of one vector and of several columns.
+
+    Raises:
+        TypeError: ``op`` is none of these.
 
     Example:
         >>> import jax.numpy as jnp
@@ -50,9 +53,13 @@ def to_scipy(op: Any) -> scipy.sparse.linalg.LinearOperator:
 
     def called(function):
         def on_one(x):
+            if np.iscomplexobj(x) and not np.issubdtype(dtype, np.complexfloating):
+                return on_one(x.real) + 1j * on_one(x.imag)
             return np.asarray(function(op, jnp.asarray(x, dtype).reshape(-1)))
 
         def on_columns(x):
+            if np.iscomplexobj(x) and not np.issubdtype(dtype, np.complexfloating):
+                return on_columns(x.real) + 1j * on_columns(x.imag)
             columns = jnp.asarray(x, dtype)
             return np.asarray(jax.vmap(lambda c: function(op, c), in_axes=1, out_axes=1)(columns))
 
@@ -73,8 +80,12 @@ def from_scipy(matrix: Any, *, hermitian: bool = False, positive: bool = False) 
         hermitian: claim that it is hermitian.
         positive: claim that it is hermitian positive semi-definite.
 
+    Returns:
+        A `LinearOperator`.
+
     Raises:
         TypeError: it is neither.
+        ValueError: it is claimed to be hermitian and is not square.
 
     Example:
         >>> import scipy.sparse

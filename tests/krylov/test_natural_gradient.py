@@ -229,6 +229,19 @@ def test_frozen_leaves_do_not_move_and_the_step_fits_the_parameters():
         close({"a": step["a"]}, dense_step(rows[:, :20], e, 0.1, 0.5 * flat(params["a"])))
 
 
+@pytest.mark.parametrize("route", ["parameters", "samples", "least_squares"])
+def test_damping_by_the_diagonal_alone_leaves_unused_parameters_where_they_are(route):
+    f, params = NETWORKS["real"]
+    values = values_of(f, params)
+    step, solution = krylov.natural_gradient(
+        f, params | {"unused": jnp.ones(2)}, SAMPLES, values, shift=0.0, diag_scale=0.1, route=route, rtol=TIGHT
+    )
+    assert bool(solution.converged)
+    np.testing.assert_array_equal(step.pop("unused"), np.zeros(2))
+    rows, e = dense_system(f, params, values, None)
+    close(step, dense_step(rows, e, 0.1 * np.sum(rows**2, 0)))
+
+
 def loop_step(seed, shift, jitted):
     f, params = NETWORKS["mixed"]
     params = networks.mixed_params(REAL, seed=seed)
@@ -282,7 +295,11 @@ def test_a_jitted_loop_compiles_once_and_agrees_with_the_plain_one():
         (dict(route="least"), "unknown route"),
         (dict(shift=-1.0), "not negative"),
         (dict(diag_scale=-1.0), "diag_scale must be real and not negative"),
-        (dict(shift=0.0, route="samples"), "needs a positive shift"),
+        (dict(shift=0.1 + 1j), "shift must be real"),
+        (dict(diag_scale={"a": 0.1, "b": 0.1}), "diag_scale must be a number"),
+        (dict(shift=0.0, route="samples"), "divides by the shift"),
+        (dict(shift=0.0, diag_scale=0.0, route="samples"), "divides by the shift"),
+        (dict(shift={"a": 0.1, "b": 0.0}, route="least_squares"), "divides by the shift"),
         (dict(route="least_squares", preconditioner=krylov.Nystrom(2)), "takes no preconditioner"),
         (dict(mu=0.5, previous={"a": jnp.zeros(3)}), "previous must be a pytree like params"),
         (dict(values=np.zeros(3)), "values does not match"),

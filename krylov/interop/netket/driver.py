@@ -13,7 +13,7 @@ from netket.vqs import FullSumState
 
 from krylov.damping import as_arrays
 from krylov.methods import Method
-from krylov.natural_gradient import ROUTES, natural_gradient
+from krylov.natural_gradient import check_route, natural_gradient
 from krylov.operators.structure import is_complex
 from krylov.preconditioners import Preconditioner
 
@@ -84,11 +84,7 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         storage: str = "recompute",
     ):
         check_mode("VMC_MatrixFree", mode)
-        if route not in ("auto", *ROUTES):
-            raise ValueError(
-                f"VMC_MatrixFree: unknown route.\n  got       {route!r}\n"
-                f"  expected  'auto', {', '.join(map(repr, ROUTES))}"
-            )
+        check_route("VMC_MatrixFree", route)
         super().__init__(variational_state, optimizer, minimized_quantity_name="Energy")
         self._ham = hamiltonian
         self.diag_shift, self.diag_scale, self.momentum = diag_shift, diag_scale, momentum

@@ -73,7 +73,7 @@ def QGT(  # noqa: N802  # named as NetKet names its own
     parts = view(vstate, weights)
     static = dict(mode=mode, chunk_size=chunk_size_of(vstate, chunk_size), precision=precision, storage=storage)
     if isinstance(diag_scale, (int, float)) and diag_scale == 0:
-        diag_scale = None
+        diag_scale = None  # known here, before it is traced
     operator, diagonal = _build(
         parts.apply,
         parts.params,
@@ -132,15 +132,10 @@ class KrylovQGT(NetKetOperator):
         return _product(self, vec)
 
     def __add__(self, eps: Any) -> "KrylovQGT":
-        if is_scalar(self.diag_shift) or not is_scalar(eps):
-            structure = self.operator.in_structure()
-            if not is_scalar(eps) and is_scalar(self.diag_shift):
-                shift = jax.tree.map(lambda d, _: self.diag_shift + d, eps, structure)
-            else:
-                shift = jax.tree.map(jnp.add, self.diag_shift, eps)
-        else:
-            shift = jax.tree.map(lambda d: d + eps, self.diag_shift)
-        return self.replace(diag_shift=shift)
+        shifts = self.diag_shift, eps
+        if not all(map(is_scalar, shifts)):
+            shifts = (_for_each_leaf(shift, self.operator.in_structure()) for shift in shifts)
+        return self.replace(diag_shift=jax.tree.map(jnp.add, *shifts))
 
     def solve_with(self, solver: Solver, y: Vector, x0: Vector | None) -> tuple[Vector, dict[str, Array]]:
         """Solve with one of krylov's solvers, without leaving pytrees."""
@@ -180,11 +175,12 @@ def _as_parameters(vector, operator):
 
 def _shifted(qgt, x):
     """The product with vectors like the parameters."""
-    shift = qgt.diag_shift
-    if is_scalar(shift):
-        shift = jax.tree.map(lambda _: shift, x)
-    y = product(qgt.regularised, x)
+    shift, y = _for_each_leaf(qgt.diag_shift, x), product(qgt.regularised, x)
     return jax.tree.map(lambda y, d, x: (y + d * x).astype(y.dtype), y, shift, x)
+
+
+def _for_each_leaf(shift, tree):
+    return jax.tree.map(lambda _: shift, tree) if is_scalar(shift) else shift
 
 
 @jax.jit

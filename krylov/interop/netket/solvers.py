@@ -15,6 +15,7 @@ from krylov.operators.structure import all_complex, is_complex
 from krylov.preconditioners import Preconditioner
 from krylov.solution import Solution
 from krylov.solve import solve
+from krylov.vectors import divide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Solver:
     Hashable and equal to another one with the same options, so that NetKet compiles once. Called with options only, it
     returns a solver with these: ``cg(rtol=1e-8)``. Called by NetKet it returns the solution and a dictionary with
     ``iterations``, ``matvecs``, the true ``residual_norm``, ``relative_residual`` (to the right-hand side) and
-    ``converged``, which NetKet's drivers log.
+    ``converged``, which NetKet's drivers log. A matrix is taken to be hermitian and positive, as NetKet's are.
 
     Args:
         method: as in `krylov.solve`.
@@ -81,12 +82,11 @@ class Solver:
 
 def facts(solution: Solution) -> dict[str, Array]:
     """What to log of a solve."""
-    norm, rhs = solution.residual_norm, solution.rhs_norm
     return {
         "iterations": solution.iterations,
         "matvecs": solution.matvecs,
-        "residual_norm": norm,
-        "relative_residual": jnp.where(rhs > 0, norm / jnp.where(rhs > 0, rhs, 1), 0),
+        "residual_norm": solution.residual_norm,
+        "relative_residual": divide(solution.residual_norm, solution.rhs_norm),
         "converged": jnp.asarray(solution.converged),
     }
 

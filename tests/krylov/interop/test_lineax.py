@@ -67,6 +67,27 @@ def test_rectangular_operators_and_their_gradients_agree_with_lineax(shape):
         assert norm(a - b) <= 1e-3 * norm(b)
 
 
+@pytest.mark.x64_only
+@pytest.mark.parametrize("method", problems.slow_but(("eigh", "svd", "minres_qlp", "lsmr"), "eigh"))
+def test_singular_systems_and_their_gradients_agree_with_lineax(method):
+    """With a solution and without one; derivatives at constant rank."""
+    U, X = random_vector("complex128", 5, 3), random_vector("complex128", 5, 5, seed=1)
+    A = U * np.array([1.0, 2.0, 3.0]) @ U.conj().T
+    b = random_vector("complex128", 5, seed=2)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def solved_and_differentiated(solver, b):
+        tags = () if isinstance(solver, lx.SVD) else lx.positive_semidefinite_tag
+        solve = lambda A: lx.linear_solve(lx.MatrixLinearOperator(A, tags), b, solver).value
+        x, moved = jax.jvp(solve, (A,), (X @ A + A @ X.conj().T,))
+        return x, moved, jax.grad(lambda A: jnp.sum(jnp.abs(solve(A)) ** 2))(jnp.asarray(A))
+
+    for rhs in A @ b, b:
+        ours, theirs = (solved_and_differentiated(s, rhs) for s in (Solver(method, rtol=1e-11), lx.SVD()))
+        for found, expected in zip(ours, theirs):
+            assert norm(found - expected) <= 1e-7 * norm(expected)
+
+
 def test_options_results_and_statistics():
     A, b = problems.definite("float32")
     op = lx.MatrixLinearOperator(A, lx.positive_semidefinite_tag)
@@ -85,6 +106,8 @@ def test_options_results_and_statistics():
         lx.linear_solve(indefinite, b, Solver("cg")).value.block_until_ready()
     with pytest.raises(ValueError, match="Solver: unknown method 'cgg'"):
         Solver("cgg")
+    with pytest.raises(ValueError, match="lsmr takes no preconditioner"):
+        lx.linear_solve(op, b, Solver("lsmr"), options={"preconditioner": inverse})
 
 
 @pytest.mark.slow

@@ -94,3 +94,12 @@ def test_what_is_missing_is_named():
         tx.update(params, tx.init(params))
     with pytest.raises(ValueError, match="samples="):
         tx.update(params, tx.init(params), params, batch=X)
+    with pytest.raises(ValueError, match="natural_gradient: shift must be real and not negative"):
+        tx.update(params, tx.init(params), params, samples=X, shift=-1.0)
+
+
+def test_gradients_that_are_not_finite_are_said_so():
+    tx = natural_gradient(logits, distribution="categorical")
+    nothing = jax.tree.map(lambda p: jnp.nan * p, PARAMS)
+    _, state = tx.update(nothing, tx.init(PARAMS), PARAMS, samples=(X,))
+    assert not bool(state.converged) and bool(jnp.isnan(state.residual_norm))

@@ -23,6 +23,14 @@ def test_products_and_adjoint_products_are_those_of_the_matrix():
         np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
 
 
+def test_a_real_operator_takes_complex_vectors():
+    A = random_vector("float32", 4, 6)
+    op = to_scipy(MatrixOperator(A))
+    x, Y = random_vector("complex64", 6), random_vector("complex64", 4, 3)
+    for got, right in ((op @ x, A @ x), (op.H @ Y, A.T @ Y)):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
 def test_r_linear_operators_act_on_real_and_imaginary_parts():
     params = networks.mixed_params()
     S = krylov.Jacobian(networks.mixed, params, networks.samples(20)).gram()
