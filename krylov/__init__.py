@@ -2,7 +2,7 @@
 
 from importlib.metadata import version as _version
 
-from krylov.operators import Jacobian, LinearOperator, OperatorError, check_operator
+from krylov.operators import Jacobian, LinearOperator, OperatorError, check_operator, plan, tune
 from krylov.operators.curvature import fisher, gauss_newton, hessian, neural_tangent_kernel, quantum_geometric_tensor
 
 from . import processes
@@ -59,6 +59,7 @@ __all__ = [
     "lstsq",
     "natural_gradient",
     "neural_tangent_kernel",
+    "plan",
     "processes",
     "quantum_geometric_tensor",
     "solve",
@@ -67,4 +68,5 @@ __all__ = [
     "spectral_density",
     "suggest_shift",
     "trace",
+    "tune",
 ]

@@ -12,6 +12,7 @@ from .jacobian import Jacobian
 from .linear_call import linear_call
 from .linearization import LinearizationError
 from .matrix import DiagonalOperator, MatrixOperator
+from .planning import Plan, plan, tune
 from .pooling import max_pool, reduce_window_max
 from .report import OperatorError, OperatorReport
 from .structure import join_real, split_real
@@ -29,6 +30,7 @@ __all__ = [
     "MatrixOperator",
     "OperatorError",
     "OperatorReport",
+    "Plan",
     "as_operator",
     "check_operator",
     "complexify",
@@ -40,8 +42,10 @@ __all__ = [
     "linear_stack",
     "linear_sum",
     "max_pool",
+    "plan",
     "reduce_window_max",
     "shifted",
     "split_real",
+    "tune",
 ]
 del _lineax_rules

@@ -220,7 +220,7 @@ def check_chunk_size(chunk_size: Any) -> int | None:
         return None
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, (int, np.integer)) or chunk_size < 1:
         raise ValueError(
-            f"Jacobian: chunk_size must be a positive whole number, or None for all samples at once.\n"
+            "Jacobian: chunk_size must be a positive whole number, 'auto', or None for all samples at once.\n"
             f"  got       {chunk_size!r}"
         )
     return int(chunk_size)

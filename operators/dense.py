@@ -34,6 +34,10 @@ class Dense(Storage):
         """All rows."""
         return self.rows
 
+    def kept_by_chunk(self) -> Array:
+        """All rows."""
+        return self.rows
+
     def push_forward(self, jacobian: Jacobian, vector: Vector) -> Vector:
         """``J v``, one product with the matrix."""
         chunks = jacobian.chunks

@@ -21,13 +21,15 @@ from .closure import ClosedFunction, close
 from .dense import Dense
 from .linear_call import closed_linear_call
 from .linearization import explained
+from .planning import choose
 from .samples_apart import check_samples_apart
 from .sharding import context_of_parts
 from .storage import Linearized, Recomputed, Storage
 from .structure import Structure, all_complex, check_vector, describe, is_complex, real_dtype, structure_of
 from .tangent_sums import mean_rows, safe_root
+from .trainable import split_trainable
 
-StorageName = Literal["recompute", "linearized", "dense"]
+StorageName = Literal["auto", "recompute", "linearized", "dense"]
 
 
 class Jacobian(LinearOperator):
@@ -41,7 +43,8 @@ class Jacobian(LinearOperator):
     neural tangent kernel :math:`J J^H`, and ``J.H @ J.sample_vector(E)`` the forces.
 
     What is kept between products is the storage: nothing (``"recompute"``: each product linearizes ``f`` anew), the
-    residuals of the linearization (``"linearized"``), or all entries (``"dense"``). All three are the same map.
+    residuals of the linearization (``"linearized"``), or all entries (``"dense"``). All three are the same map;
+    `krylov.plan` shows what each costs, `krylov.tune` measures.
 
     The map is R-linear unless ``holomorphic=True`` promises more; adjoints are those of the real inner product, which
     is right for holomorphic, non-holomorphic and real parameters alike.
@@ -54,12 +57,14 @@ class Jacobian(LinearOperator):
         weights: ``(N,)`` not negative; divided by their sum. Default: all equal. Where one is zero ``f`` must be finite
             all the same.
         center: subtract the weighted mean from each row.
-        chunk_size: samples at a time; need not divide N. Default: all at once.
+        chunk_size: samples at a time; need not divide N. Default: all at once. ``"auto"`` takes what `krylov.plan`
+            finds best within half of the memory that is free on the device.
         trainable: pytree of bools over ``params`` (or a prefix of it), or a function of a leaf; False freezes.
         holomorphic: promise that ``f`` is holomorphic in complex parameters, so that J is C-linear.
         precision: matrix multiplication precision that ``f`` is traced under, see ``jax.default_matmul_precision``;
             None leaves it as it is. On GPUs the default TF32 breaks the symmetry that CG relies on.
-        storage: ``"recompute"``, ``"linearized"`` or ``"dense"``.
+        storage: ``"recompute"``, ``"linearized"``, ``"dense"``, or ``"auto"`` as for ``chunk_size``: chosen for many
+            products, as a solve takes, and once for a network, its shapes and the number of samples.
 
     Samples that are sharded along the first axis stay where they are: each device loops over its own chunks, and sums
     meet in one all-reduce. Parameters and vectors of their shape are replicated.
@@ -95,7 +100,7 @@ class Jacobian(LinearOperator):
         *,
         weights: Any = None,
         center: bool = False,
-        chunk_size: int | None = None,
+        chunk_size: int | Literal["auto"] | None = None,
         trainable: Any = None,
         holomorphic: bool = False,
         precision: str | None = "highest",
@@ -103,19 +108,27 @@ class Jacobian(LinearOperator):
     ):
         if not callable(f):
             raise TypeError(f"Jacobian: f must be a function f(params, samples), not {type(f).__name__}.")
-        self.params, rest = _partition(params, trainable)
-        self.chunks = split_samples(samples, weights, check_chunk_size(chunk_size), real_dtype_of(self.params))
+        self.params, rest = split_trainable(params, trainable)
+        size = check_chunk_size(None if _is_auto(chunk_size) else chunk_size)
+        self.chunks = split_samples(samples, weights, size, real_dtype_of(self.params))
         self.center, self.holomorphic = bool(center), bool(holomorphic)
 
         def network(trained, chunk):
             return f(eqx.combine(trained, rest), chunk)
 
-        size = self.chunks.weights.shape[1]
-        self.network = self._trace(network, f, size, precision)
-        self.network_of_one = self.network if size == 1 else self._trace(network, f, 1, precision)
+        self.network_of_one = self._trace(network, f, 1, precision)
+        self.network = self._trace(network, f, self.chunk_size, precision)
         self._check_outputs()
+        self.storage, self.mean_rows = Recomputed(), None
+        if _is_auto(chunk_size) or _is_auto(storage):
+            chosen = choose(
+                self, None if _is_auto(storage) else storage, None if _is_auto(chunk_size) else self.chunk_size
+            )
+            storage = chosen.storage
+            self.chunks = self.chunks.recut(chosen.chunk_size)
+            self.network = self._trace(network, f, self.chunk_size, precision)
         # A chunk of one sample shows nothing of what two do to each other.
-        alone = size == 1 and self.chunks.num_samples > 1
+        alone = self.chunk_size == 1 and self.chunks.num_samples > 1
         check_samples_apart(self, self._trace(network, f, 2, precision) if alone else self.network)
         self._keep(storage)
 
@@ -124,23 +137,50 @@ class Jacobian(LinearOperator):
         kinds = {"recompute": lambda _: Recomputed(), "linearized": Linearized.of, "dense": Dense.of}
         if storage not in kinds:
             raise ValueError(
-                f"Jacobian: there is no such storage.\n  got       {storage!r}\n  expected  one of {', '.join(kinds)}"
+                "Jacobian: there is no such storage.\n"
+                f"  got       {storage!r}\n  expected  one of auto, {', '.join(kinds)}"
             )
         set_field = object.__setattr__
+        # Both are made by differentiating the network.
         set_field(self, "storage", Recomputed())
-        set_field(self, "mean_rows", None)
         set_field(self, "storage", kinds[storage](self))
-        # A dense matrix is centred already.
-        if self.center and storage != "dense":
+        if storage == "dense":
+            set_field(self, "mean_rows", None)  # its rows are centred
+        elif self.center and self.mean_rows is None:
             set_field(self, "mean_rows", mean_rows(self))
 
     def with_storage(self, storage: StorageName) -> "Jacobian":
         """The same map with another storage.
 
         Args:
-            storage: ``"recompute"``, ``"linearized"`` or ``"dense"``.
+            storage: as in `Jacobian`.
         """
+        if _is_auto(storage):
+            storage = choose(self, None, self.chunk_size).storage
+        return self.rebuilt(storage, self.chunk_size)
+
+    @property
+    def chunk_size(self) -> int:
+        """Samples at a time on each device; at most what was asked for."""
+        return self.chunks.weights.shape[1]
+
+    def with_chunk_size(self, chunk_size: int | Literal["auto"] | None) -> "Jacobian":
+        """The same map with another chunk size: the network as it was traced for one sample, vmapped.
+
+        Args:
+            chunk_size: as in `Jacobian`.
+        """
+        name: Any = self.storage.name
+        if _is_auto(chunk_size):
+            chunk_size = choose(self, name, None).chunk_size
+        return self.rebuilt(name, check_chunk_size(chunk_size) or self.chunks.num_samples)
+
+    def rebuilt(self, storage: StorageName, chunk_size: int) -> "Jacobian":
+        """The same map, kept and cut in another way."""
         other = copy_of(self)
+        object.__setattr__(other, "chunks", self.chunks.recut(chunk_size))
+        if other.chunk_size != self.chunk_size:
+            object.__setattr__(other, "network", many_from_one(self.network_of_one, self.params, other.chunks))
         other._keep(storage)
         return other
 
@@ -234,6 +274,24 @@ class Jacobian(LinearOperator):
         return _sample_vector(self.chunks, values, self.center)
 
 
+def many_from_one(network_of_one: ClosedFunction, params: PyTree, chunks: Chunks) -> ClosedFunction:
+    """The network on a chunk, from the network on one sample."""
+
+    def many(params, chunk):
+        def one(sample):
+            out = network_of_one(params, jax.tree.map(lambda x: x[None], sample))
+            return jax.tree.map(lambda y: y[0], out)
+
+        return jax.vmap(one)(chunk)
+
+    with context_of_parts(chunks.spread):
+        return close(many, structure_of(params), chunks.chunk_structure, code=many)
+
+
+def _is_auto(option: Any) -> bool:
+    return isinstance(option, str) and option == "auto"
+
+
 def copy_of(jacobian: Jacobian) -> Jacobian:
     """A copy whose fields may be set; they are known to fit, and it would cost a trace to make it anew."""
     copy = object.__new__(Jacobian)
@@ -275,37 +333,3 @@ def real_dtype_of(params: PyTree) -> np.dtype:
     """The real dtype of the widest parameter, in which weights are kept."""
     leaves = jax.tree.leaves(params)
     return real_dtype(jnp.result_type(*(leaf.dtype for leaf in leaves), jnp.float32))
-
-
-def _partition(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
-    params = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
-    if trainable is None:
-        mask = True
-    elif callable(trainable) and not _holds_bools(trainable):
-        mask = jax.tree.map(lambda x: bool(trainable(x)), params)
-    else:
-        mask = trainable
-    try:
-        chosen, _ = eqx.partition(params, jax.tree.map(_as_bool, mask))
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            "Jacobian: trainable must be a function of a leaf or a pytree of bools that is a prefix of params.\n"
-            f"  got       {trainable!r}\n  params    {describe(params)}\n  {error}"
-        ) from None
-    trained = eqx.filter(chosen, eqx.is_inexact_array)
-    rest = jax.tree.map(lambda x, t: None if t is not None else x, params, trained, is_leaf=lambda x: x is None)
-    if not jax.tree.leaves(trained):
-        raise ValueError(f"Jacobian: no trainable floating-point array among params.\n  params    {describe(params)}")
-    return trained, rest
-
-
-def _holds_bools(tree):
-    """Whether a pytree is a mask, even one that can be called as a module can."""
-    leaves = jax.tree.leaves(tree)
-    return bool(leaves) and all(isinstance(x, (bool, np.bool_)) for x in leaves)
-
-
-def _as_bool(x):
-    if not isinstance(x, (bool, np.bool_)):
-        raise TypeError(f"{x!r} is not a bool")
-    return bool(x)

@@ -70,7 +70,7 @@ def gram_diagonal(jacobian: Jacobian) -> Real[Array, " P"]:
 def all_rows(jacobian: Jacobian) -> Inexact[Array, "K c numbers P"]:
     """All rows, by chunks."""
     size = jacobian.chunks.weights.shape[1]
-    group = _group_size(jacobian, size)
+    group = group_size(jacobian, size)
 
     def of_chunk(parts, samples):
         if group == size:
@@ -97,7 +97,7 @@ def sum_over_rows(jacobian: Jacobian, summand: Callable[[Array, Array], Array], 
         return summand(_rows(jacobian, parts, samples), weights.astype(real))
 
     # Chunks of their own: what a product holds of a chunk says nothing of the size of its rows.
-    chunks = chunks.recut(_group_size(jacobian, chunks.num_samples))
+    chunks = chunks.recut(group_size(jacobian, chunks.num_samples))
     return chunks.sum(of_group, like, row_parts(jacobian), chunks.samples, chunks.weights)
 
 
@@ -109,10 +109,13 @@ def row_type(jacobian: Jacobian) -> tuple[int, Any]:
     return size_of(params), common_dtype(params)
 
 
-def _group_size(jacobian, most):
+def group_size(jacobian: Jacobian, most: int) -> int:
+    """How many samples' rows are computed at a time, of so many."""
     length, _ = row_type(jacobian)
     numbers = jax.tree.leaves(_units(jacobian))[0].shape[0]
-    return max(1, min(most, _ENTRIES_AT_ONCE // max(1, numbers * length)))
+    size = max(1, min(most, _ENTRIES_AT_ONCE // max(1, numbers * length)))
+    # Groups of one size, where there is one not much smaller: a smaller last group is compiled for itself.
+    return next((s for s in range(size, size // 2, -1) if most % s == 0), size)
 
 
 class RowParts(NamedTuple):

@@ -42,6 +42,10 @@ class Storage(eqx.Module):
     def gram_product(self, jacobian: Jacobian, vector: Vector) -> Vector:
         """``J^H J v``."""
 
+    @abc.abstractmethod
+    def kept_by_chunk(self) -> Any:
+        """What is kept for each chunk, and so is spread over devices as the samples are."""
+
     @property
     def entries(self) -> Array | None:
         """All rows, by chunks, where they are kept; see `rows`."""
@@ -92,6 +96,10 @@ class Recomputed(Chunked):
 
     name = "recompute"
 
+    def kept_by_chunk(self) -> Any:
+        """Nothing."""
+        return ()
+
     def shared(self, jacobian: Jacobian) -> Any:
         """The network and its parameters."""
         return jacobian.network, jacobian.params
@@ -132,6 +140,10 @@ class Linearized(Chunked):
         nonlinear_part, linear_part, is_stacked = linearized_parts(jacobian)
         once, by_chunk = _keep(jacobian, nonlinear_part, is_stacked)
         return cls(once, by_chunk, linear_part, is_stacked, freeze(jacobian.params))
+
+    def kept_by_chunk(self) -> Any:
+        """The residuals that depend on samples."""
+        return self.by_chunk
 
     def shared(self, jacobian: Jacobian) -> Any:
         """The residuals that depend on no sample."""

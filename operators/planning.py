@@ -1,0 +1,309 @@
+"""Which storage and chunk size of a Jacobian: what each keeps, needs and costs, known from shapes or measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .costs import cost_of
+from .device_memory import free_memory
+from .rows import group_size
+from .structure import freeze, is_complex, is_traced, structure_of
+
+if TYPE_CHECKING:
+    from .jacobian import Jacobian, StorageName
+
+# Seconds on one processor core or so: only ratios count, and these differ little from device to device.
+_SECONDS_PER_BYTE, _SECONDS_PER_FLOP, _SECONDS_PER_SPECIAL = 1e-10, 1e-11, 1e-9
+# Storages in the order of what they keep. The next one must be faster by this factor to be worth it.
+_WORTH = 1.2
+# Larger chunks gain nothing but cost memory.
+_ENOUGH_TEMPORARY = {"cpu": 1 << 27}
+_ENOUGH_ON_ACCELERATORS = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One way to keep a Jacobian and what a product ``J^H J v`` takes, in bytes on each device.
+
+    Attributes:
+        storage: as in `Jacobian`.
+        chunk_size: as in `Jacobian`; for ``"dense"`` it matters only while the matrix is made.
+        kept_bytes: what the operator keeps beside parameters and samples; exact.
+        temporary_bytes: an estimate of what XLA allocates during a product.
+        flops: floating-point operations of a product.
+        cost: seconds of a product: a rough estimate to compare candidates by, or the median measured by `tune`.
+    """
+
+    storage: StorageName
+    chunk_size: int
+    kept_bytes: int
+    temporary_bytes: int
+    flops: float
+    cost: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What each storage and chunk size takes; printed as a table.
+
+    Attributes:
+        candidates: all that were looked at.
+        memory: the budget in bytes on each device.
+        best: the fastest that fits; the smallest where nothing does.
+        measured: whether costs are measured.
+    """
+
+    candidates: tuple[Candidate, ...]
+    memory: int
+    best: Candidate
+    measured: bool = False
+
+    def __str__(self) -> str:
+        unit = "s measured" if self.measured else "s guessed"
+        rows = [("storage", "chunk_size", "kept", "temporary", "flops", unit, "")]
+        for c in self.candidates:
+            note = "<- best" if c is self.best else "" if self.fits(c) else "too large"
+            sizes = describe_bytes(c.kept_bytes), describe_bytes(c.temporary_bytes)
+            rows.append((c.storage, str(c.chunk_size), *sizes, f"{c.flops:.2e}", f"{c.cost:.2e}", note))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([f"One product J^H J v within {describe_bytes(self.memory)} on each device:", *lines])
+
+    __repr__ = __str__
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether what a candidate keeps and needs is within the budget."""
+        return _total(candidate) <= self.memory
+
+
+def plan(J: Jacobian, memory: int | str | None = None) -> Plan:
+    r"""What a product :math:`J^H J v` takes with each storage and chunk size, from shapes alone.
+
+    Nothing is compiled or run. Kept bytes are exact. Temporary bytes follow a model of how XLA fuses and schedules,
+    within 25% below and a factor of two above what it reports on CPUs for the networks of the tests. The guess of a
+    time knows only operations and memory traffic; `tune` measures.
+
+    Args:
+        J: a Jacobian, of any storage and chunk size.
+        memory: bytes on each device, as a number or like ``"2GiB"`` or ``"500MB"``; default half of what is free now.
+
+    Returns:
+        `Plan`, a table to print. Its ``best.storage`` and ``best.chunk_size`` are what ``"auto"`` takes.
+
+    Raises:
+        TypeError: not a Jacobian.
+        ValueError: memory that is not a size.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> J = krylov.Jacobian(lambda p, x: jnp.tanh(x @ p), jnp.ones((50, 8)), jnp.ones((1000, 50)))
+        >>> krylov.plan(J, memory="1MiB").best.storage
+        'recompute'
+    """
+    budget = _checked(J, "plan", memory)
+    return _best_of([c for storage in _STORAGES for c in _candidates(J, storage, _sizes(J, storage))], budget)
+
+
+def tune(J: Jacobian, memory: int | str | None = None) -> tuple[Jacobian, Plan]:
+    r"""The same map with the storage and chunk size that are fastest here: compiles and runs what `plan` says fits.
+
+    Each storage is tried with up to three chunk sizes, the median of interleaved products :math:`J^H J v` counts.
+
+    Args:
+        J: a Jacobian.
+        memory: as in `plan`.
+
+    Returns:
+        The Jacobian, and the `Plan` of the candidates tried, with measured times.
+
+    Raises:
+        TypeError: not a Jacobian.
+        ValueError: memory that is not a size, or called under ``jit``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> J = krylov.Jacobian(lambda p, x: jnp.tanh(x @ p), jnp.ones((50, 8)), jnp.ones((1000, 50)))
+        >>> J, table = krylov.tune(J, memory="100MiB")
+        >>> table.measured, J.chunk_size == table.best.chunk_size
+        (True, True)
+    """
+    budget = _checked(J, "tune", memory)
+    if any(is_traced(x) for x in jax.tree.leaves(J)):
+        raise ValueError("tune: cannot measure under jit or another transformation.\n  Call it outside, once.")
+    found = plan(J, budget)
+    candidates = [c for storage in _STORAGES for c in _largest(found, storage)] or [found.best]
+    operators = [J.rebuilt(c.storage, c.chunk_size) for c in candidates]
+    vector = jax.tree.map(jnp.ones_like, J.params)
+    seconds: list[list[float]] = [[] for _ in candidates]
+    for turn in range(1 + _TURNS):
+        for taken, operator in zip(seconds, operators, strict=True):
+            started = time.perf_counter()
+            jax.block_until_ready(operator.gram().mv(vector))
+            if turn:  # the first compiles
+                taken.append(time.perf_counter() - started)
+    measured = [
+        dataclasses.replace(c, cost=statistics.median(taken)) for c, taken in zip(candidates, seconds, strict=True)
+    ]
+    best = min(range(len(measured)), key=lambda i: measured[i].cost)
+    return operators[best], Plan(tuple(measured), budget, measured[best], measured=True)
+
+
+_TURNS = 3
+
+
+def choose(J: Jacobian, storage: str | None, chunk_size: int | None) -> Candidate:
+    """The best candidate within half of the free memory, for what is None; chosen once for a network and its shapes."""
+    key = (
+        freeze((structure_of(J.params), J.chunks.chunk_structure)),
+        *(J.chunks.num_samples, J.chunks.spread, J.center, J.holomorphic, storage, chunk_size),
+    )
+    # Another choice in the next step of a loop would compile anew, and what is free changes all the time.
+    program = J.network_of_one.jaxpr
+    known = _choices.get((id(program), key))
+    if known is not None and known[0] is program:
+        return known[1]
+    sizes = {name: [chunk_size] if chunk_size else _sizes(J, name) for name in ([storage] if storage else _STORAGES)}
+    best = _best_of([c for name in sizes for c in _candidates(J, name, sizes[name])], free_memory() // 2).best
+    _choices[id(program), key] = program, best
+    if len(_choices) > _MAX_CHOICES:
+        _choices.popitem(last=False)
+    return best
+
+
+_choices: OrderedDict[Any, tuple[Any, Candidate]] = OrderedDict()
+_MAX_CHOICES = 256
+_STORAGES = ("recompute", "linearized", "dense")
+
+
+def _best_of(candidates: list[Candidate], memory: int) -> Plan:
+    fitting = [c for c in candidates if _total(c) <= memory]
+    best = min(candidates, key=_total)
+    for storage in _STORAGES if fitting else ():
+        usable = [c for c in fitting if c.storage == storage]
+        # The largest chunk within what is enough.
+        found = max(usable, key=lambda c: (c.temporary_bytes <= _enough(), c.chunk_size), default=None)
+        if found is not None and (best not in fitting or found.cost * _WORTH < best.cost):
+            best = found
+    return Plan(tuple(candidates), memory, best)
+
+
+def _total(candidate: Candidate) -> int:
+    return candidate.kept_bytes + candidate.temporary_bytes
+
+
+def _enough() -> int:
+    return _ENOUGH_TEMPORARY.get(jax.default_backend(), _ENOUGH_ON_ACCELERATORS)
+
+
+def _largest(plan: Plan, storage: str) -> list[Candidate]:
+    """Those with the largest chunks that fit."""
+    return [c for c in plan.candidates if c.storage == storage and plan.fits(c)][-3:]
+
+
+def _sizes(J: Jacobian, storage: str) -> list[int]:
+    """Chunk sizes to look at: a few powers of four, all samples of a device, and the Jacobian's own."""
+    here = _samples_here(J)
+    if storage == "dense":
+        # Products know no chunks, and the matrix is made in groups of this size.
+        return [group_size(J, here)]
+    return sorted({min(4**k, here) for k in range(2, 11)} | {here, J.chunk_size})
+
+
+def _candidates(J: Jacobian, storage: Any, sizes: list[int]) -> list[Candidate]:
+    """What some chunk sizes take: three of them are traced, those between interpolated, all being linear in the size."""
+    looped = [size for size in sizes if size < _samples_here(J)]
+    traced = {size: _per_chunk(J, storage, size) for size in {*looped[:1], *looped[-1:], *sizes[len(looped) :]}}
+    found = []
+    for size in sizes:
+        if size not in traced:
+            (low, at_low), (high, at_high) = ((end, traced[end]) for end in (looped[0], looped[-1]))
+            traced[size] = at_low + (at_high - at_low) * ((size - low) / (high - low))
+        found.append(_candidate(J, storage, size, traced[size]))
+    return found
+
+
+def _candidate(J: Jacobian, storage: Any, size: int, per_chunk: np.ndarray) -> Candidate:
+    chunks = -(-_samples_here(J) // size)
+    shared, temporary, kept, *operations = per_chunk
+    flops, special, moved = (chunks * x for x in operations)
+    itemsize = max(np.dtype(p.dtype).itemsize // (2 if is_complex(p) else 1) for p in jax.tree.leaves(J.params))
+    guess = moved * _SECONDS_PER_BYTE + flops * _SECONDS_PER_FLOP * itemsize / 4 + special * _SECONDS_PER_SPECIAL
+    return Candidate(storage, size, round(shared + chunks * kept), round(temporary), float(flops), float(guess))
+
+
+def _per_chunk(J: Jacobian, storage: Any, size: int) -> np.ndarray:
+    """Bytes kept for all chunks of a device, and temporary ones; then for each chunk bytes kept and operations."""
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if eqx.is_array(x) else x, J)
+    other = eqx.filter_eval_shape(lambda J: J.rebuilt(storage, size), like)
+    program = eqx.filter_make_jaxpr(lambda J, v: J.gram()._product(v))(other, structure_of(J.params))[0]
+    cost, by_chunk = cost_of(program.jaxpr), _bytes(other.storage.kept_by_chunk())
+    here = -(-_samples_here(J) // size)
+    everywhere = other.chunks.weights.shape[0]
+    shared = _bytes((other.storage, other.mean_rows)) - by_chunk
+    operations = (x / here for x in (cost.flops, cost.special, cost.moved_bytes))
+    return np.array([shared, cost.temporary_bytes, by_chunk / everywhere, *operations])
+
+
+def _samples_here(J: Jacobian) -> int:
+    """Samples on each device."""
+    spread = J.chunks.spread
+    return J.chunks.num_samples // (1 if spread is None else spread.num_parts)
+
+
+def _bytes(tree: Any) -> int:
+    leaves = [x for x in jax.tree.leaves(tree) if hasattr(x, "shape")]
+    return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in leaves)
+
+
+def _checked(J: Any, where: str, memory: int | str | None) -> int:
+    from .jacobian import Jacobian
+
+    if not isinstance(J, Jacobian):
+        raise TypeError(
+            f"{where}: J must be a krylov.Jacobian, not {type(J).__name__}.\n  J.gram() has it as .jacobian."
+        )
+    return free_memory() // 2 if memory is None else parse_bytes(where, memory)
+
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS[_letter + "b"], _UNITS[_letter + "ib"] = 1000**_power, 1024**_power
+
+
+def parse_bytes(where: str, memory: int | str) -> int:
+    """A number of bytes, from a number or a string like ``"2GiB"``.
+
+    Raises:
+        ValueError: anything else, or not positive.
+    """
+    size = None
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", memory.lower())
+        if match is not None and match[2] in _UNITS:
+            size = float(match[1]) * _UNITS[match[2]]
+    elif isinstance(memory, (int, float, np.integer, np.floating)) and not isinstance(memory, bool):
+        size = float(memory)
+    if size is None or not 0 < size < float("inf"):
+        raise ValueError(
+            f"{where}: memory must be a positive number of bytes, or a string like '2GiB'.\n  got       {memory!r}"
+        )
+    return int(size)
+
+
+def describe_bytes(count: float) -> str:
+    """A size for people: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
