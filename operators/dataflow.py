@@ -112,8 +112,7 @@ class Program:
     def _operation(self, eqn: JaxprEqn, inputs: list[Any]) -> list[int]:
         name, avals = eqn.primitive.name, [v.aval for v in eqn.outvars]
         first = inputs[0] if inputs and isinstance(inputs[0], int) else None
-        if first is not None and (name in _VIEWS or (name == "transpose" and self._root(first) in self._products)):
-            # The transpose of a product is the product the other way round.
+        if first is not None and self._is_view(eqn, name, first):
             outputs = [self._new(avals[0])]
             self._same[outputs[0]] = first
             return outputs
@@ -130,6 +129,12 @@ class Program:
         if name == "dot_general":
             self._products.update(outputs)
         return outputs if order_of_output is None else self._emit("copy", outputs, avals, key=order_of_output)
+
+    def _is_view(self, eqn: JaxprEqn, name: str, first: int) -> bool:
+        if name == "broadcast_in_dim":
+            return math.prod(shape_of(eqn.outvars[0].aval)) == self.values[first].entries
+        # The transpose of a product is the product the other way round.
+        return name in _VIEWS or (name == "transpose" and self._root(first) in self._products)
 
     def _dot_operands(self, eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
         contracted, batch = eqn.params["dimension_numbers"]

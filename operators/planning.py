@@ -220,7 +220,7 @@ def _sizes(J: Jacobian, storage: str) -> list[int]:
 
 
 def _candidates(J: Jacobian, storage: Any, sizes: list[int]) -> list[Candidate]:
-    """What some chunk sizes take: three of them are traced, those between interpolated, all being linear in the size."""
+    """What some chunk sizes take: three are traced, those between interpolated, all being linear in it."""
     looped = [size for size in sizes if size < _samples_here(J)]
     traced = {size: _per_chunk(J, storage, size) for size in {*looped[:1], *looped[-1:], *sizes[len(looped) :]}}
     found = []
