@@ -21,7 +21,8 @@ from .methods.recurrence import (
 from .packing import Packing
 from .progress import report_progress
 from .status import Status
-from .vectors import RealScalar, Space, add, axpy, largest_entry, power_of_two, scale, select, subtract, zeros_like
+from .units import Units, rescaled
+from .vectors import RealScalar, Space, axpy, largest_entry, power_of_two, scale, select, subtract, zeros_like
 
 # A recurrence aims a little below the tolerance: its own residual and the true one differ by rounding.
 AIM = 0.95
@@ -62,6 +63,7 @@ class _Loop(NamedTuple):
     done: Bool[Array, ""]
     history: Float[Array, " length"] | None
     error_bound: RealScalar | None  # of x
+    units: Units
 
 
 def iterate(
@@ -77,7 +79,8 @@ def iterate(
     """Solve ``(A + shift) x = rhs``.
 
     The right-hand side is scaled by a power of two, so that its size changes no digit: its largest entry becomes one to
-    two, and no square in a norm overflows or vanishes.
+    two, and no square in a norm overflows or vanishes. So are the operator and the preconditioner where their first
+    products show that they need it.
     """
     space = Space.of(op.in_structure(), op.field)
     packing = Packing(rhs)
@@ -116,11 +119,14 @@ def iterate(
         done=converged | ~finite,
         history=new_history(controls, b_norm, space),
         error_bound=method.error_bound(state),
+        units=Units.none(space),
     )
 
     def body(loop: _Loop) -> _Loop:
         direction = method.direction(loop.state)
-        preconditioned = direction if preconditioner is None else times(preconditioner, direction)
+        preconditioned, units = direction, loop.units
+        if preconditioner is not None:
+            preconditioned = times(preconditioner, scale(units.preconditioner, direction))
         state = prepared = method.prepare(space, loop.state, preconditioned)
 
         estimate, condition = method.residual_norm(state), method.condition(state)
@@ -133,19 +139,23 @@ def iterate(
         stops = claims | out_of_iterations | (condition != RUNNING)
         verify = loop.unverified | stops
 
-        candidate = select(loop.unverified, loop.x, add(loop.x, method.increment(space, state, verify)))
+        increment = method.increment(space, state, verify)
+        candidate = select(loop.unverified, loop.x, axpy(units.operator, increment, loop.x))
         candidate = as_returned(unit, candidate)
-        probe = select(verify, candidate, method.probe(state))
+        probe = select(verify, candidate, scale(units.operator, method.probe(state)))
         multiplied = add_shift(shift, times(op, probe), probe)
 
         restarted = method.start(space, state, subtract(b, multiplied))
-        state = select(verify, restarted, method.advance(space, state, multiplied))
-        state = method.settle(space, state)
+        advanced = method.advance(space, state, multiplied)
+        state = method.settle(space, select(verify, restarted, advanced))
+        units = rescaled(units, method.sizes(state, loop.residual), (loop.rounds == 0) & ~verify)
+        again = units.differ(loop.units)
+        state = select(again, method.forget(state), state)
 
         found = method.residual_norm(state)  # after verifying: the true residual
         ending = _judge(loop, found, estimate, target, condition, claims, out_of_iterations, method, space)
         accepted = verify & ending.accepted
-        rounds = loop.rounds + jnp.where(verify, 0, 1).astype(jnp.int32)
+        rounds = loop.rounds + jnp.where(verify | again, 0, 1).astype(jnp.int32)
         history = loop.history
         if history is not None:
             # The estimate is of the rounds before this one; a guess has none yet.
@@ -162,12 +172,13 @@ def iterate(
             rounds=rounds,
             matvecs=loop.matvecs + 1,
             failures=jnp.where(verify, ending.failures, loop.failures),
-            unverified=jnp.asarray(False),
+            unverified=again,
             verified=loop.verified | (verify & ~loop.unverified),
             status=jnp.where(verify, ending.status, loop.status),
             done=verify & ending.done,
             history=history,
             error_bound=select(accepted, _bound(method, prepared, estimate, found), loop.error_bound),
+            units=units,
         )
 
     last = jax.lax.while_loop(lambda loop: ~loop.done, body, first)

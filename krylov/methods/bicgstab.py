@@ -7,6 +7,7 @@ from jaxtyping import Array, Int
 
 from krylov.operators.base import Vector
 
+from ..units import Sizes
 from ..vectors import Flag, RealScalar, Scalar, Space, axpy, divide, select, zeros_like
 from .recurrence import RUNNING, ZERO_PIVOT, Recurrence
 
@@ -130,3 +131,9 @@ class BiCGStab(Recurrence):
     def condition(self, state: BiCGStabState) -> Int[Array, ""]:
         """Whether a pivot was lost."""
         return state.condition
+
+    def sizes(self, state: BiCGStabState, residual_norm: RealScalar) -> Sizes:
+        """From the first pivot, a Rayleigh quotient of the preconditioned operator."""
+        del residual_norm
+        pivot = jnp.abs(divide(jnp.ones_like(state.alpha), state.alpha))
+        return Sizes(pivot, jnp.ones_like(pivot))

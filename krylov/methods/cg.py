@@ -8,6 +8,7 @@ from jaxtyping import Array, Int
 
 from krylov.operators.base import Vector
 
+from ..units import Sizes
 from ..vectors import Flag, RealScalar, Space, axpy, divide, real_inner, zeros_like
 from .recurrence import ERROR_BOUNDED, NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
 
@@ -164,3 +165,14 @@ class CG(Recurrence):
             return state.condition
         small = bound**2 <= self.energy_rtol**2 * (state.radau.energy + bound**2)
         return jnp.where(small & (state.condition == RUNNING), ERROR_BOUNDED, state.condition).astype(jnp.int32)
+
+    def sizes(self, state: CGState, residual_norm: RealScalar) -> Sizes | None:
+        """From Rayleigh quotients. Bounds and the smallest eigenvalue are in the units of the operator as it is."""
+        if self.bounds:
+            return None
+        of_preconditioner = divide(state.rho / residual_norm, residual_norm)
+        return Sizes(divide(state.largest, of_preconditioner), of_preconditioner)
+
+    def forget(self, state: CGState) -> CGState:
+        """The largest Rayleigh quotient."""
+        return state._replace(largest=jnp.zeros_like(state.largest))

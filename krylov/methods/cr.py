@@ -7,6 +7,7 @@ from jaxtyping import Array, Int
 
 from krylov.operators.base import Vector
 
+from ..units import Sizes
 from ..vectors import Flag, RealScalar, Space, axpy, divide, real_inner, select, zeros_like
 from .recurrence import RUNNING, ZERO_PIVOT, Recurrence
 
@@ -24,6 +25,7 @@ class CRState(NamedTuple):
     rho: RealScalar
     beta: RealScalar
     norm: RealScalar
+    z_norm: RealScalar
     fresh: Flag
     condition: Int[Array, ""]
 
@@ -55,7 +57,8 @@ class CR(Recurrence):
         zero, nothing = zeros_like(rhs), jnp.zeros((), space.real_dtype)
         extra = zero if preconditioned else None
         fresh, running = jnp.asarray(True), jnp.asarray(RUNNING, jnp.int32)
-        return CRState(zero, rhs, extra, zero, zero, zero, extra, nothing, nothing, nothing, fresh, running)
+        numbers = nothing, nothing, nothing, nothing
+        return CRState(zero, rhs, extra, zero, zero, zero, extra, *numbers, fresh, running)
 
     def start(self, space: Space, state: CRState, residual: Vector) -> CRState:
         """Nothing to be conjugate to yet."""
@@ -71,11 +74,13 @@ class CR(Recurrence):
         z = state.r if state.z is None else state.z
         rho = real_inner(z, state.image).astype(space.real_dtype)
         norm = space.norm(state.r)
-        lost = ~state.fresh & (jnp.abs(rho) <= space.eps * space.norm(z) * space.norm(state.image))
+        z_norm = norm if z is state.r else space.norm(z)
+        lost = ~state.fresh & (jnp.abs(rho) <= space.eps * z_norm * space.norm(state.image))
         return state._replace(
             rho=jnp.where(state.fresh, jnp.inf, rho),
             beta=jnp.where(state.fresh | jnp.isinf(state.rho), 0, divide(rho, state.rho)),
             norm=norm,
+            z_norm=z_norm,
             condition=jnp.where(lost, ZERO_PIVOT, state.condition).astype(jnp.int32),
         )
 
@@ -88,7 +93,10 @@ class CR(Recurrence):
         fresh = state.fresh
         z_old = state.r if state.z is None else state.z
         p, q = axpy(state.beta, state.p, z_old), axpy(state.beta, state.q, state.image)
-        mq = q if state.mq is None else axpy(state.beta, state.mq, preconditioned)
+        mq = None if state.mq is None else axpy(state.beta, state.mq, preconditioned)
+        # What an abandoned recurrence left may not be finite, and times zero it would not be zero.
+        p, q, mq = select(fresh, zeros_like((p, q, mq)), (p, q, mq))
+        mq = q if mq is None else mq
         alpha = jnp.where(fresh, 0, divide(state.rho, real_inner(q, mq).astype(space.real_dtype)))
         r = axpy(-alpha, q, state.r)
         z = None if state.z is None else select(fresh, preconditioned, axpy(-alpha, mq, state.z))
@@ -96,9 +104,9 @@ class CR(Recurrence):
             x=axpy(alpha, p, state.x),
             r=r,
             z=z,
-            p=select(fresh, zeros_like(p), p),
-            q=select(fresh, zeros_like(q), q),
-            mq=None if state.mq is None else select(fresh, zeros_like(q), mq),
+            p=p,
+            q=q,
+            mq=None if state.mq is None else mq,
             norm=jnp.where(fresh, state.norm, space.norm(r)),
         )
 
@@ -121,3 +129,12 @@ class CR(Recurrence):
     def condition(self, state: CRState) -> Int[Array, ""]:
         """Whether a pivot was lost."""
         return state.condition
+
+    def sizes(self, state: CRState, residual_norm: RealScalar) -> Sizes:
+        """From a Rayleigh quotient, and the preconditioned residual."""
+        rayleigh = divide(jnp.abs(state.rho) / state.z_norm, state.z_norm)
+        return Sizes(rayleigh, state.z_norm / residual_norm)
+
+    def forget(self, state: CRState) -> CRState:
+        """The image of the direction."""
+        return state._replace(fresh=jnp.asarray(True))

@@ -9,6 +9,7 @@ from jaxtyping import Array, Int
 
 from krylov.operators.base import Vector
 
+from ..units import Sizes
 from ..vectors import Flag, RealScalar, Space, axpy, divide, real_inner, scale, subtract, zeros_like
 from .gmres import combine, overlaps
 from .recurrence import NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
@@ -24,6 +25,8 @@ class FCGState(NamedTuple):
     images: Vector
     steps: Int[Array, ""]
     norm: RealScalar
+    length: RealScalar  # of the last direction
+    curvature: RealScalar  # along it
     condition: Int[Array, ""]
 
 
@@ -67,7 +70,8 @@ class FCG(Recurrence):
         zero = zeros_like(rhs)
         rows = jax.tree.map(lambda x: jnp.zeros((self.memory, *x.shape), x.dtype), rhs)
         none, running = jnp.asarray(0, jnp.int32), jnp.asarray(RUNNING, jnp.int32)
-        return FCGState(zero, rhs, zero, rows, rows, none, jnp.zeros((), space.real_dtype), running)
+        nothing = jnp.zeros((), space.real_dtype)
+        return FCGState(zero, rhs, zero, rows, rows, none, nothing, nothing, nothing, running)
 
     def start(self, space: Space, state: FCGState, residual: Vector) -> FCGState:
         """Nothing to be conjugate to yet."""
@@ -100,7 +104,8 @@ class FCG(Recurrence):
         """The minimum of the energy along the direction, which takes the place of the oldest."""
         curvature = real_inner(state.p, product).astype(space.real_dtype)
         slope = real_inner(state.p, state.r).astype(space.real_dtype)
-        rounding = 32 * space.eps * space.norm(state.p) * space.norm(product)
+        length = space.norm(state.p)
+        rounding = 32 * space.eps * length * space.norm(product)
         trouble = jnp.where(curvature < -rounding, NEGATIVE_CURVATURE, ZERO_PIVOT)
         stop = curvature <= 0
         alpha = jnp.where(stop, 0, divide(slope, curvature))
@@ -116,6 +121,8 @@ class FCG(Recurrence):
             directions=put(state.directions, state.p),
             images=put(state.images, product),
             steps=state.steps + 1,
+            length=length,
+            curvature=curvature,
             condition=jnp.where(stop, trouble, state.condition).astype(jnp.int32),
         )
 
@@ -130,3 +137,8 @@ class FCG(Recurrence):
     def condition(self, state: FCGState) -> Int[Array, ""]:
         """Whether a curvature was zero or negative."""
         return state.condition
+
+    def sizes(self, state: FCGState, residual_norm: RealScalar) -> Sizes:
+        """From a Rayleigh quotient, and the first direction."""
+        rayleigh = divide(jnp.abs(state.curvature) / state.length, state.length)
+        return Sizes(rayleigh, state.length / residual_norm)

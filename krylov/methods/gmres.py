@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 from krylov.operators.base import Vector
 from krylov.operators.structure import abstract, size_of
 
+from ..units import Sizes, shown
 from ..vectors import Flag, RealScalar, Space, divide, scale, subtract
 from .recurrence import CYCLE_CLOSED, RUNNING, ZERO_PIVOT, Recurrence
 
@@ -169,6 +170,15 @@ class GMRES(Recurrence):
         invariant = ~state.fresh & (state.length == 0)
         full = state.filled >= state.r.shape[1]
         return jnp.where(invariant, ZERO_PIVOT, jnp.where(full, CYCLE_CLOSED, RUNNING)).astype(jnp.int32)
+
+    def sizes(self, state: GMRESState, residual_norm: RealScalar) -> Sizes:
+        """From the first column of the Hessenberg matrix, of the preconditioned operator."""
+        del residual_norm
+        return Sizes(shown(jnp.maximum(jnp.abs(state.column[0]), state.length)), jnp.ones_like(state.length))
+
+    def forget(self, state: GMRESState) -> GMRESState:
+        """The row that is about to be filled, which may not be finite."""
+        return state._replace(filled=jnp.zeros_like(state.filled))
 
 
 def _rotate(q_adjoint: Array, column: Array, below: RealScalar, j: Any) -> tuple[Array, Array]:

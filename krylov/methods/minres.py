@@ -8,6 +8,7 @@ from jaxtyping import Array, Int
 
 from krylov.operators.base import Vector
 
+from ..units import Sizes, shown
 from ..vectors import Flag, RealScalar, Space, axpy, divide, real_inner, scale, zeros_like
 from .recurrence import LEAST_SQUARES, NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
 
@@ -156,6 +157,14 @@ class MINRES(Recurrence):
         """Whether the tridiagonal is singular or the preconditioner indefinite."""
         return state.condition
 
+    def sizes(self, state: MINRESState, residual_norm: RealScalar) -> Sizes:
+        """From the first column of the tridiagonal, and the length of the first Lanczos vector."""
+        return Sizes(shown(jnp.maximum(jnp.abs(state.alpha), state.settled)), (state.phi / residual_norm) ** 2)
+
+    def forget(self, state: Any) -> Any:
+        """The column of the tridiagonal that is about to be factorized, and the largest one."""
+        return state._replace(fresh=jnp.asarray(True), largest=jnp.zeros_like(state.largest))
+
 
 def _rotate(space: Space, state: MINRESState, beta_next: RealScalar) -> MINRESState:
     """One more column of the QR factorization, and the step along its direction; nothing right after a start."""
@@ -176,10 +185,11 @@ def _rotate(space: Space, state: MINRESState, beta_next: RealScalar) -> MINRESSt
     per_gamma = jnp.where(singular, 0, divide(jnp.ones_like(gamma), gamma))
     w = scale(per_gamma, axpy(-delta, state.w, axpy(-state.epsilon, state.w_old, state.v)))
     stay = state.fresh
-    step = jnp.where(stay, 0, phi_step)
+    # What an abandoned recurrence left may not be finite, and times zero it would not be zero.
+    w = _keep(stay, state.w, w)
     new = state._replace(
-        x=axpy(step, w, state.x),
-        w=_keep(stay, state.w, w),
+        x=axpy(jnp.where(stay, 0, phi_step), w, state.x),
+        w=w,
         w_old=_keep(stay, state.w_old, state.w),
         delta_bar=jnp.where(stay, state.delta_bar, delta_bar),
         epsilon=jnp.where(stay, state.epsilon, epsilon),

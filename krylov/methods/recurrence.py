@@ -9,6 +9,7 @@ from jaxtyping import Array, Int
 
 from krylov.operators.base import Vector
 
+from ..units import Sizes
 from ..vectors import Flag, RealScalar, Space
 
 # What a recurrence can say of its own state, apart from its residual norm.
@@ -113,3 +114,15 @@ class Recurrence(Method):
         """An upper bound of the energy norm of the error, for methods that have one."""
         del state
         return None
+
+    def sizes(self, state: Any, residual_norm: RealScalar) -> Sizes | None:
+        """Of the operator and the preconditioner as the first step from a residual of this norm showed them.
+
+        None for a method that may not be given multiples of them.
+        """
+        del state, residual_norm
+        return None
+
+    def forget(self, state: Any) -> Any:
+        """Drop what `start` would keep of a first step that was taken in vain, for its units were wrong."""
+        return state
