@@ -59,6 +59,7 @@ class _Loop(NamedTuple):
     failures: Int[Array, ""]  # verifications in a row that found no progress
     unverified: Bool[Array, ""]  # x is a guess whose residual is not known yet
     verified: Bool[Array, ""]  # some recurrence has been verified
+    singular: Bool[Array, ""]  # the last one verified ended as least squares
     status: Int[Array, ""]
     done: Bool[Array, ""]
     history: Float[Array, " length"] | None
@@ -115,6 +116,7 @@ def iterate(
         failures=nothing,
         unverified=has_guess,
         verified=no,
+        singular=no,
         status=jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32),
         done=converged | ~finite,
         history=new_history(controls, b_norm, space),
@@ -174,6 +176,7 @@ def iterate(
             failures=jnp.where(verify, ending.failures, loop.failures),
             unverified=again,
             verified=loop.verified | (verify & ~loop.unverified),
+            singular=jnp.where(verify, condition == LEAST_SQUARES, loop.singular),
             status=jnp.where(verify, ending.status, loop.status),
             done=verify & ending.done,
             history=history,
@@ -228,8 +231,8 @@ def _judge(loop, found, estimate, target, condition, claims, out_of_iterations, 
     stuck = ((failures >= 2) | ~accepted) & ~interrupted
     indefinite = (condition == NEGATIVE_CURVATURE) & ~loop.unverified
     # What looks like least squares may be the slow part of an ill-conditioned system: begun anew, it goes on. Where it
-    # does not, what the second cycle added is null vectors.
-    inconsistent = (condition == LEAST_SQUARES) & ~progress
+    # does not, or goes astray, what the second cycle added is null vectors.
+    inconsistent = ((condition == LEAST_SQUARES) & ~progress) | (loop.singular & ~accepted & finite)
     accepted = accepted & ~inconsistent
     reasons = [
         (converged, Status.CONVERGED),

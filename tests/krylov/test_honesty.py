@@ -90,21 +90,21 @@ def test_minres_calls_no_system_inconsistent_that_has_full_rank_in_its_precision
     assert np.all(np.linalg.matrix_rank(matrices, hermitian=True) == n)
     vectors = np.stack([problems.random_vector(dtype, n, seed=100 + seed) for seed in seeds])
     batch = solve_each("minres", matrices, vectors, np.full(len(seeds), 1e-2, dtype), maxiter=2000)
-    for i in seeds:
+    for i in seeds[::3]:
         assert_honest(member(batch, i), matrices[i], vectors[i], 1e-2)
     assert not np.any(batch.status_code == Status.INCONSISTENT), np.bincount(batch.status_code)
 
 
 @pytest.mark.parametrize("rank", [5, 19])
 def test_minres_calls_a_singular_system_inconsistent_and_solves_it_in_least_squares(rank):
-    n, seeds = 20, range(20)
+    n, seeds = 20, range(60)
     eigenvalues = np.zeros(n)
     eigenvalues[:rank] = np.geomspace(1, 0.1, rank) * (-1.0) ** np.arange(rank)
     matrices = np.stack([problems.hermitian("float32", eigenvalues, seed) for seed in seeds])
     vectors = np.stack([problems.random_vector("float32", n, seed=100 + seed) for seed in seeds])
     batch = solve_each("minres", matrices, vectors, np.full(len(seeds), 1e-5, "float32"), maxiter=2000)
     assert np.all(batch.status_code == Status.INCONSISTENT)
-    for i in seeds:
+    for i in seeds[::3]:
         assert_honest(member(batch, i), matrices[i], vectors[i], 1e-5)
         best = np.linalg.lstsq(problems.wide(matrices[i]), problems.wide(vectors[i]), rcond=1e-3)[0]
         smallest = problems.true_residual(matrices[i], best, vectors[i])
