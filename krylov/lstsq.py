@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from krylov.operators.base import Vector
 from krylov.operators.convert import as_operator
@@ -24,8 +23,7 @@ from .damped import damp
 from .methods import CRAIG, LEAST_SQUARES_METHODS, LeastSquares, method_named
 from .precision import promote_half
 from .pseudo_inverse import solve_least_squares
-from .solution import ConvergenceError, LeastSquaresSolution
-from .status import Status
+from .solution import LeastSquaresSolution, finished
 
 
 def lstsq(
@@ -124,29 +122,4 @@ def lstsq(
         damped=damped,
         throw=bool(throw) and traced,
     )
-    return _finish(x, outcome, chosen, throw)
-
-
-def _finish(x: Vector, outcome: Any, method: LeastSquares, throw: bool) -> LeastSquaresSolution:
-    traced = is_traced(outcome.status)
-    kept = (outcome.history, outcome.gradient_history)
-    if not traced and np.ndim(outcome.status) == 0:
-        # On the host: a slice on the device compiles for each length.
-        kept = jax.tree.map(lambda h: jax.device_put(np.asarray(h)[: int(outcome.iterations) + 1]), kept)
-    solution = LeastSquaresSolution(
-        x=x,
-        iterations=outcome.iterations,
-        matvecs=outcome.matvecs,
-        residual_norm=outcome.residual_norm,
-        rhs_norm=outcome.rhs_norm,
-        history=kept[0],
-        status_code=outcome.status,
-        method=method.name,
-        objective_norm=outcome.objective_norm,
-        gradient_norm=outcome.gradient_norm,
-        operator_norm=outcome.operator_norm,
-        gradient_history=kept[1],
-    )
-    if throw and not traced and not bool(np.all(np.asarray(outcome.status) == Status.CONVERGED)):
-        raise ConvergenceError(solution)
-    return solution
+    return finished(LeastSquaresSolution, x, outcome, chosen.name, throw)

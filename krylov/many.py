@@ -5,23 +5,19 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from krylov.operators.base import LinearOperator, Vector, products
-from krylov.operators.convert import as_operator
-from krylov.operators.structure import all_complex, common_dtype, describe, is_traced, real_dtype, structure_of
-from krylov.operators.views import complexify
+from krylov.operators.structure import check_vector, common_dtype, describe, is_traced, real_dtype, zeros
 
-from .arguments import is_real_matrix, real_unknowns, right_hand_side, stopping
+from .arguments import real_unknowns, right_hand_side, stopping
 from .driver import Controls, add_shift
 from .implicit import solve_implicitly
 from .methods import CG
 from .methods.block_cg import BlockCG
 from .packing import Packing
 from .precision import promote_half
-from .solution import ConvergenceError, Solution
-from .solve import check_fit, check_preconditioner, check_shift
-from .status import Status
+from .solution import Solution, finished
+from .square_system import built, check_shift, square_system
 from .vectors import Space, power_of_two, safe_norm
 
 # Below the tolerance by more than the residuals of a block usually are off: what it misses is mended column by column.
@@ -50,7 +46,9 @@ def solve_many(
         op: A, anything that `solve` takes, hermitian positive definite.
         b: right-hand sides, a pytree like the operator's output with a leading axis on every leaf.
         shift: added to the operator: a scalar, or a diagonal as a pytree like one right-hand side.
-        preconditioner: applies an approximate inverse, hermitian positive definite.
+        preconditioner: an operator that applies an approximate inverse, hermitian positive definite; a recipe such as
+            ``krylov.Nystrom(rank=256)``, built for this operator and shift; or what its ``build`` returned, moved to
+            this shift.
         rtol: relative tolerance.
         atol: absolute tolerance.
         maxiter: most iterations; default ten times the number of real unknowns.
@@ -75,44 +73,25 @@ def solve_many(
     where = "solve_many"
     b = right_hand_side(where, "b", b)
     counts = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(b)}
-    if len(counts) != 1 or None in counts:
+    if len(counts) != 1 or None in counts or 0 in counts:
         raise ValueError(
-            f"{where}: every leaf of b must have a leading axis of the same length.\n  got       {describe(b)}\n"
+            f"{where}: every leaf of b must have a leading axis of the same length, at least one.\n"
+            f"  got       {describe(b)}\n"
             "  For one right-hand side: krylov.solve."
         )
-    (count,) = counts
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), b)
-    op = as_operator(op, one, where=where)
-    if preconditioner is not None:
-        preconditioner = as_operator(preconditioner, one, where=f"{where}: preconditioner")
-    if is_real_matrix(op) and all_complex(b):
-        op = complexify(op)
-    if preconditioner is not None and is_real_matrix(preconditioner) and all_complex(b):
-        preconditioner = complexify(preconditioner)
-    check_fit(where, op, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), one))
-    if preconditioner is not None:
-        check_preconditioner(preconditioner, structure_of(one))
+    op, preconditioner, recipe = square_system(where, op, preconditioner, one, shift)
+    check_vector(where, "b", zeros(one), op.out_structure())
     op, preconditioner, b, _ = promote_half(op, preconditioner, b, b)
     structure = op.out_structure()
-    shift = check_shift(shift, structure)
+    shift = check_shift(where, shift, structure)
+    preconditioner, building = built(recipe, preconditioner, op, shift)
     dtype = real_dtype(common_dtype(structure))
     controls = stopping(where, rtol, atol, maxiter, False, False, dtype, real_unknowns(structure))
     traced = any(map(is_traced, jax.tree.leaves((op, b, shift, preconditioner, controls))))
     x, outcome = _solve_all(op, shift, preconditioner, b, controls, bool(throw) and traced)
-    solution = Solution(
-        x=x,
-        iterations=outcome.iterations,
-        matvecs=outcome.matvecs,
-        residual_norm=outcome.residual_norm,
-        rhs_norm=outcome.rhs_norm,
-        history=None,
-        status_code=outcome.status,
-        method="block_cg",
-    )
-    if throw and not traced and not bool(np.all(np.asarray(outcome.status) == Status.CONVERGED)):
-        raise ConvergenceError(solution)
-    assert outcome.status.shape[-1] == count
-    return solution
+    outcome = outcome._replace(matvecs=outcome.matvecs + building)
+    return finished(Solution, x, outcome, "block_cg", throw)
 
 
 @eqx.filter_jit

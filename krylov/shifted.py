@@ -9,19 +9,17 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from krylov.operators.base import LinearOperator, Vector, product
-from krylov.operators.convert import as_operator
-from krylov.operators.structure import all_complex, common_dtype, is_complex, is_traced, real_dtype, structure_of
-from krylov.operators.views import complexify
+from krylov.operators.structure import check_vector, common_dtype, is_complex, is_traced, real_dtype, structure_of
 
-from .arguments import is_real_matrix, real_unknowns, right_hand_side, stopping
+from .arguments import real_unknowns, right_hand_side, stopping
 from .driver import AIM, Controls
 from .implicit import solve_implicitly
 from .methods import CG
 from .methods.shifted_cg import ShiftedCG, ShiftedCGState, Shifts
 from .packing import Packing
 from .precision import promote_half
-from .solution import ConvergenceError, Solution
-from .solve import check_fit
+from .solution import Solution, finished
+from .square_system import square_system
 from .status import Status
 from .vectors import Space, power_of_two, safe_norm, scale, select, zeros_like
 
@@ -70,10 +68,8 @@ def solve_shifted(
     Reference: Frommer & Maass (1999), doi:10.1137/S1064827596313310.
     """
     b = right_hand_side("solve_shifted", "b", b)
-    op = as_operator(op, structure_of(b), where="solve_shifted")
-    if is_real_matrix(op) and all_complex(b):
-        op = complexify(op)
-    b = check_fit("solve_shifted", op, b)
+    op, _, _ = square_system("solve_shifted", op, None, structure_of(b), 0.0)
+    b = check_vector("solve_shifted", "b", b, op.out_structure())
     op, _, b, _ = promote_half(op, None, b, b)
     dtype = real_dtype(common_dtype(op.out_structure()))
     shifts = jnp.asarray(shifts)
@@ -95,19 +91,7 @@ def solve_shifted(
     rtols, atols = jnp.asarray(rtols, dtype), jnp.asarray(atols, dtype)
     traced = any(map(is_traced, jax.tree.leaves((op, b, shifts, rtols, atols))))
     x, outcome = _solve_all(op, b, shifts, rtols, atols, controls, bool(throw) and traced)
-    solution = Solution(
-        x=x,
-        iterations=outcome.iterations,
-        matvecs=outcome.matvecs,
-        residual_norm=outcome.residual_norm,
-        rhs_norm=outcome.rhs_norm,
-        history=None,
-        status_code=outcome.status,
-        method="shifted_cg",
-    )
-    if throw and not traced and not bool(np.all(np.asarray(outcome.status) == Status.CONVERGED)):
-        raise ConvergenceError(solution)
-    return solution
+    return finished(Solution, x, outcome, "shifted_cg", throw)
 
 
 @eqx.filter_jit

@@ -1,8 +1,10 @@
 """What a solve returns."""
 
-from typing import Any
+import dataclasses
+from typing import Any, TypeVar
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
@@ -122,3 +124,27 @@ class ConvergenceError(RuntimeError):
     def __init__(self, solution: Solution):
         super().__init__(repr(solution))
         self.solution = solution
+
+
+AnySolution = TypeVar("AnySolution", bound=Solution)
+
+
+def finished(kind: type[AnySolution], x: Vector, outcome: Any, method: str, throw: Any, **more: Any) -> AnySolution:
+    """The solution as its user gets it, made of what a driver reports under the same names.
+
+    Raises:
+        ConvergenceError: with ``throw``, where it is known not to have converged.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+    reported = {name: value for name, value in outcome._asdict().items() if name in names}
+    known = not is_traced(outcome.status)
+    if known and np.ndim(outcome.status) == 0:
+        length = int(outcome.iterations) + 1
+        for name in names & {"history", "gradient_history"}:
+            if reported[name] is not None:
+                # On the host: a slice on the device compiles for each length, and so does `jnp.asarray`.
+                reported[name] = jax.device_put(np.asarray(reported[name])[:length])
+    solution = kind(x=x, status_code=outcome.status, method=method, **reported, **more)
+    if throw and known and not bool(np.all(np.asarray(outcome.status) == Status.CONVERGED)):
+        raise ConvergenceError(solution)
+    return solution

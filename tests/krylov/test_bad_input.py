@@ -141,6 +141,11 @@ CASES = {
         ValueError,
         ["weights", "negative"],
     ),
+    "a class as preconditioner": (
+        solve_with(preconditioner=krylov.Nystrom),
+        TypeError,
+        ["solve: preconditioner", "the class Nystrom", "Nystrom(rank=256)", "Nystrom(...)"],
+    ),
     "weights that sum to zero": (lambda: jacobian(weights=np.zeros(6)), ValueError, ["weights"]),
     "weights that are not finite": (
         lambda: jacobian(weights=ONE_NAN),

@@ -162,6 +162,23 @@ def test_eight_right_hand_sides_of_a_tangent_operator_take_fewer_products_than_o
         assert x.shape == y.shape and norm(np.asarray(x) - np.asarray(y)) <= 0.05 * norm(y)
 
 
+def test_many_take_recipes_and_move_what_was_built_to_their_shift():
+    """As solve does: the same preconditioner in each column, and the products of building in the count."""
+    A, b = problems.gram("float32", 1e4, N)
+    op, columns, shift = MatrixOperator(A, positive=True), np.stack([b, b[::-1]]), 1e-3
+    built = krylov.Nystrom(rank=10).build(op, shift=1.0)
+    plain = krylov.solve_many(op, columns, shift=shift)
+    moved = krylov.solve_many(op, columns, shift=shift, preconditioner=built)
+    fresh = krylov.solve_many(op, columns, shift=shift, preconditioner=krylov.Nystrom(rank=10))
+    exact = krylov.solve_many(op, columns, shift=shift, preconditioner=built.with_shift(shift))
+    np.testing.assert_array_equal(moved.x, exact.x)
+    np.testing.assert_array_equal(fresh.matvecs, moved.matvecs + built.report.matvecs)
+    for sol in (moved, fresh):
+        assert np.all(sol.status == Status.CONVERGED) and np.all(sol.iterations < plain.iterations)
+        for x, rhs in zip(sol.x, columns, strict=True):
+            assert norm(rhs - shifted_matrix(A, shift) @ wide(x)) <= 1.01e-5 * norm(rhs)
+
+
 def test_bad_input_is_named():
     A = np.eye(4, dtype="float32")
     with pytest.raises(ValueError, match="solve_shifted: shifts must be a real vector"):
@@ -172,6 +189,14 @@ def test_bad_input_is_named():
         krylov.solve_shifted(A[:3], np.ones(3, "float32"), np.ones(2))
     with pytest.raises(ValueError, match="solve_many: every leaf of b must have a leading axis"):
         krylov.solve_many(A, {"a": np.ones((2, 4), "float32"), "b": np.ones((3, 4), "float32")})
+    with pytest.raises(ValueError, match="solve_many: every leaf of b must have a leading axis"):
+        krylov.solve_many(A, np.ones((0, 4), "float32"))
+    with pytest.raises(TypeError, match="solve_many: preconditioner must be an object, not a class"):
+        krylov.solve_many(A, np.ones((2, 4), "float32"), preconditioner=krylov.Jacobi)
+    with pytest.raises(ValueError, match="solve_many: the preconditioner's input"):
+        krylov.solve_many(A, np.ones((2, 4), "float32"), preconditioner=A[:3, :3])
+    with pytest.raises(ValueError, match="solve_many: a complex shift"):
+        krylov.solve_many(A, np.ones((2, 4), "float32"), shift=1j)
     with pytest.raises(ValueError, match="solve_many: b does not match"):
         krylov.solve_many(A, np.ones((2, 5), "float32"))
     with pytest.raises(krylov.ConvergenceError):
