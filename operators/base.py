@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from .structure import (
+    Structure,
     check_vector,
     common_dtype,
     has_complex,
@@ -199,6 +200,25 @@ class LinearOperator(lx.AbstractLinearOperator):
         rows, columns = self.shape
         claims = "positive " if self.is_positive else "hermitian " if self.is_hermitian else ""
         return f"{type(self).__name__}({claims}{rows} x {columns}, {self.field} field)"
+
+
+class HermitianOperator(LinearOperator):
+    """An operator that is its own adjoint.
+
+    A subclass gives ``_product``, ``in_structure`` and ``field``, and ``is_positive`` where it is not False.
+    """
+
+    def _adjoint_product(self, vector: Vector) -> Vector:
+        return self._product(vector)
+
+    def out_structure(self) -> Structure:
+        """The same as the input."""
+        return self.in_structure()
+
+    @property
+    def is_hermitian(self) -> bool:
+        """True."""
+        return True
 
 
 def conjugate(vector: Vector) -> Vector:

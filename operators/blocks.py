@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .base import Field, LinearOperator, Vector
+from .base import Field, HermitianOperator, LinearOperator, Vector
 from .function import check_inexact
 from .structure import Structure, all_complex, describe, freeze, has_complex, known_not_negative, structure_of, thaw
 from .views import joint_field
 
 
-class IdentityOperator(LinearOperator):
+class IdentityOperator(HermitianOperator):
     """The identity on vectors of a structure.
 
     Args:
@@ -33,19 +33,10 @@ class IdentityOperator(LinearOperator):
         """The structure given."""
         return thaw(self._structure)
 
-    def out_structure(self) -> Structure:
-        """The structure given."""
-        return thaw(self._structure)
-
     @property
     def field(self) -> Field:
         """Complex where all leaves are."""
         return "complex" if all_complex(self.in_structure()) else "real"
-
-    @property
-    def is_hermitian(self) -> bool:
-        """True."""
-        return True
 
     @property
     def is_positive(self) -> bool:
@@ -116,7 +107,7 @@ class BlockDiagonalOperator(LinearOperator):
         return tuple(block.diagonal() for block in self.blocks)
 
 
-class LowRankPlusDiagonal(LinearOperator):
+class LowRankPlusDiagonal(HermitianOperator):
     r"""The hermitian operator :math:`\mathrm{diag}(d) + U\, \mathrm{diag}(w)\, U^H` with few columns in U.
 
     Args:
@@ -182,26 +173,14 @@ class LowRankPlusDiagonal(LinearOperator):
             return jax.tree.map(lambda u, x: leaf(self.entries, u, x), self.basis, vector)
         return jax.tree.map(leaf, self.entries, self.basis, vector)
 
-    def _adjoint_product(self, vector: Vector) -> Vector:
-        return self._product(vector)
-
     def in_structure(self) -> Structure:
         """The basis without its last axis."""
         return jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape[:-1], u.dtype), self.basis)
-
-    def out_structure(self) -> Structure:
-        """The same as the input."""
-        return self.in_structure()
 
     @property
     def field(self) -> Field:
         """Complex where all leaves are."""
         return "complex" if all_complex(self.basis) else "real"
-
-    @property
-    def is_hermitian(self) -> bool:
-        """True."""
-        return True
 
     @property
     def is_positive(self) -> bool:

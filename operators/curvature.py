@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .base import Field, LinearOperator, Vector
+from .base import Field, HermitianOperator, LinearOperator, Vector
 from .jacobian import Jacobian
 from .linear_call import closed_linear_call
 from .metric import MetricGramOperator, OutputHessian, check_losses
@@ -203,7 +203,7 @@ def hessian(loss: Callable[[Any, Any], Array], params: Any, batch: Any, **option
     return HessianOperator(J.with_storage("recompute"), J.sample_vector(jnp.ones(count, out.dtype)))
 
 
-class HessianOperator(LinearOperator):
+class HessianOperator(HermitianOperator):
     """The Hessian of a weighted sum of losses; made by `hessian`."""
 
     jacobian: Jacobian
@@ -212,14 +212,7 @@ class HessianOperator(LinearOperator):
     def _product(self, vector: Vector) -> Vector:
         return closed_linear_call(_hessian_product, None, (self.jacobian, self.cotangent), vector)
 
-    def _adjoint_product(self, vector: Vector) -> Vector:
-        return self._product(vector)
-
     def in_structure(self) -> Structure:
-        """The trainable parameters."""
-        return self.jacobian.in_structure()
-
-    def out_structure(self) -> Structure:
         """The trainable parameters."""
         return self.jacobian.in_structure()
 
@@ -227,11 +220,6 @@ class HessianOperator(LinearOperator):
     def field(self) -> Field:
         """Real."""
         return "real"
-
-    @property
-    def is_hermitian(self) -> bool:
-        """True."""
-        return True
 
 
 def _hessian_product(residuals: tuple[Jacobian, Vector], vector: Vector) -> Vector:

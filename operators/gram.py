@@ -2,14 +2,14 @@
 
 from jaxtyping import Array
 
-from .base import Field, LinearOperator, Vector
+from .base import Field, HermitianOperator, Vector
 from .jacobian import Jacobian
 from .linear_call import closed_linear_call
 from .rows import gram_diagonal, gram_matrix
 from .structure import Structure, split_real, unravel
 
 
-class GramOperator(LinearOperator):
+class GramOperator(HermitianOperator):
     r"""The hermitian positive operator :math:`J^H J` on parameters; made by ``J.gram()``.
 
     One product linearizes each chunk once and costs about two forward and two backward passes of the network. With a
@@ -21,14 +21,7 @@ class GramOperator(LinearOperator):
     def _product(self, vector: Vector) -> Vector:
         return closed_linear_call(_gram_product, None, self.jacobian, vector)
 
-    def _adjoint_product(self, vector: Vector) -> Vector:
-        return self._product(vector)
-
     def in_structure(self) -> Structure:
-        """The trainable parameters."""
-        return self.jacobian.in_structure()
-
-    def out_structure(self) -> Structure:
         """The trainable parameters."""
         return self.jacobian.in_structure()
 
@@ -36,11 +29,6 @@ class GramOperator(LinearOperator):
     def field(self) -> Field:
         """That of the Jacobian."""
         return self.jacobian.field
-
-    @property
-    def is_hermitian(self) -> bool:
-        """True."""
-        return True
 
     @property
     def is_positive(self) -> bool:
@@ -62,7 +50,7 @@ def _gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
     return jacobian.storage.gram_product(jacobian, vector)
 
 
-class CogramOperator(LinearOperator):
+class CogramOperator(HermitianOperator):
     r"""The hermitian positive operator :math:`J J^H` on samples; made by ``J.cogram()``.
 
     The (centred) neural tangent kernel, never formed: one product is a pull-back and a push-forward.
@@ -73,14 +61,7 @@ class CogramOperator(LinearOperator):
     def _product(self, vector: Vector) -> Vector:
         return self.jacobian._product(self.jacobian._adjoint_product(vector))
 
-    def _adjoint_product(self, vector: Vector) -> Vector:
-        return self._product(vector)
-
     def in_structure(self) -> Structure:
-        """The outputs on all samples."""
-        return self.jacobian.out_structure()
-
-    def out_structure(self) -> Structure:
         """The outputs on all samples."""
         return self.jacobian.out_structure()
 
@@ -88,11 +69,6 @@ class CogramOperator(LinearOperator):
     def field(self) -> Field:
         """That of the Jacobian."""
         return self.jacobian.field
-
-    @property
-    def is_hermitian(self) -> bool:
-        """True."""
-        return True
 
     @property
     def is_positive(self) -> bool:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .base import Field, LinearOperator, Vector, conjugate
+from .base import Field, HermitianOperator, LinearOperator, Vector, conjugate
 from .closure import ClosedFunction, close
 from .linear_call import closed_linear_call
 from .matrix import DiagonalOperator
@@ -110,7 +110,7 @@ def _as_metric(metric: Any, structure: Structure) -> LinearOperator:
     )
 
 
-class SampleBlocks(LinearOperator):
+class SampleBlocks(HermitianOperator):
     """One hermitian positive matrix for each sample, on outputs ``(N, k)``."""
 
     blocks: Array
@@ -124,14 +124,7 @@ class SampleBlocks(LinearOperator):
     def _product(self, vector: Vector) -> Vector:
         return jnp.einsum("nij,nj->ni", self.blocks, vector, precision="highest").astype(vector.dtype)
 
-    def _adjoint_product(self, vector: Vector) -> Vector:
-        return self._product(vector)
-
     def in_structure(self) -> Structure:
-        """The outputs."""
-        return thaw(self._structure)
-
-    def out_structure(self) -> Structure:
         """The outputs."""
         return thaw(self._structure)
 
@@ -141,17 +134,12 @@ class SampleBlocks(LinearOperator):
         return "complex" if all_complex(self.in_structure()) else "real"
 
     @property
-    def is_hermitian(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def is_positive(self) -> bool:
         """True."""
         return True
 
 
-class OutputHessian(LinearOperator):
+class OutputHessian(HermitianOperator):
     r"""The Hessians of the losses of single samples with respect to a network's outputs, side by side.
 
     Over the real field, in real and imaginary parts of complex outputs. A convex loss makes it positive.
@@ -178,14 +166,7 @@ class OutputHessian(LinearOperator):
     def _product(self, vector: Vector) -> Vector:
         return closed_linear_call(_hessian_product, None, self, vector)
 
-    def _adjoint_product(self, vector: Vector) -> Vector:
-        return self._product(vector)
-
     def in_structure(self) -> Structure:
-        """The outputs."""
-        return structure_of(self.outputs)
-
-    def out_structure(self) -> Structure:
         """The outputs."""
         return structure_of(self.outputs)
 
@@ -193,11 +174,6 @@ class OutputHessian(LinearOperator):
     def field(self) -> Field:
         """Real."""
         return "real"
-
-    @property
-    def is_hermitian(self) -> bool:
-        """True."""
-        return True
 
     @property
     def is_positive(self) -> bool:
@@ -227,7 +203,7 @@ def check_losses(what: str, got: Any, count: int) -> None:
         )
 
 
-class PartsDiagonal(LinearOperator):
+class PartsDiagonal(HermitianOperator):
     """A real diagonal with entries of its own for real and for imaginary parts, so only R-linear.
 
     Args:
@@ -247,14 +223,7 @@ class PartsDiagonal(LinearOperator):
         scaled = jax.tree.map(lambda d, x: (d * x).astype(x.dtype), self.parts, split_real(vector))
         return join_real(scaled, self.in_structure())
 
-    def _adjoint_product(self, vector: Vector) -> Vector:
-        return self._product(vector)
-
     def in_structure(self) -> Structure:
-        """The structure given."""
-        return thaw(self._structure)
-
-    def out_structure(self) -> Structure:
         """The structure given."""
         return thaw(self._structure)
 
@@ -262,11 +231,6 @@ class PartsDiagonal(LinearOperator):
     def field(self) -> Field:
         """Real."""
         return "real"
-
-    @property
-    def is_hermitian(self) -> bool:
-        """True."""
-        return True
 
     @property
     def is_positive(self) -> bool:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from krylov.operators.base import Field, LinearOperator
+from krylov.operators.base import Field, HermitianOperator, LinearOperator
 from krylov.operators.convert import as_operator
 from krylov.operators.structure import Structure, describe, has_complex, is_traced, real_dtype
 
@@ -50,7 +50,7 @@ def not_estimated(rank: int, matvecs: Any, dtype: Any) -> PreconditionerReport:
     return PreconditionerReport(jnp.asarray(rank, jnp.int32), unknown, unknown, jnp.asarray(matvecs, jnp.int32))
 
 
-class BuiltPreconditioner(LinearOperator):
+class BuiltPreconditioner(HermitianOperator):
     r"""An approximate inverse of :math:`A + s`, hermitian and positive, that can be moved to another shift.
 
     `krylov.solve` moves it to the shift of each solve. A pytree: it passes through jit and scan, and may be kept while
@@ -74,14 +74,7 @@ class BuiltPreconditioner(LinearOperator):
         shift = check_shift(f"{type(self).__name__}.with_shift", shift, self.coordinates)
         return eqx.tree_at(lambda built: built.shift, self, shift)
 
-    def _adjoint_product(self, vector: Any) -> Any:
-        return self._product(vector)
-
     def in_structure(self) -> Structure:
-        """That of the operator it was built for."""
-        return self.coordinates.structure
-
-    def out_structure(self) -> Structure:
         """That of the operator it was built for."""
         return self.coordinates.structure
 
@@ -89,11 +82,6 @@ class BuiltPreconditioner(LinearOperator):
     def field(self) -> Field:
         """That of the operator it was built for."""
         return self.coordinates.field
-
-    @property
-    def is_hermitian(self) -> bool:
-        """True."""
-        return True
 
     @property
     def is_positive(self) -> bool:
