@@ -228,6 +228,18 @@ def test_scalars_and_trees_with_empty_leaves_are_vectors():
     assert sol.status is Status.CONVERGED
     np.testing.assert_allclose(sol.x["some"], 0.5 * np.ones(3))
     assert sol.x["empty"].shape == (0, 3)
+    # Packed into one array, and nothing but empty ones.
+    packed = {**dict.fromkeys("abcde", jnp.zeros((0, 3))), "f": jnp.ones(3)}
+    sol = krylov.solve(lambda x: x, packed, "minres", shift={**dict.fromkeys("abcde", 1.0), "f": 3.0})
+    assert sol.status is Status.CONVERGED
+    np.testing.assert_allclose(sol.x["f"], 0.25 * np.ones(3))
+    nothing = {"a": jnp.zeros((2, 0, 3)), "b": jnp.zeros((2, 0))}
+    many = krylov.solve_many(lambda x: x, nothing)
+    each = jax.vmap(lambda b: krylov.solve(lambda x: x, b, "gmres"))(nothing)
+    assert np.all(many.status_code == Status.CONVERGED) and np.all(each.status_code == Status.CONVERGED)
+    for matrix, y in ((jnp.zeros((0, 3)), jnp.zeros(0)), (jnp.zeros((3, 0)), jnp.ones(3))):
+        found = krylov.lstsq(matrix, y)
+        assert found.status is Status.CONVERGED and not np.any(found.x)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -294,6 +306,10 @@ def test_zero_right_hand_side_gives_zero_at_once(method):
         assert int(sol.iterations) == 0
         assert float(sol.residual_norm) == 0
         np.testing.assert_array_equal(sol.x, 0)
+    # An iterative method does not look at the operator, a factorization does.
+    bad = krylov.solve(operator(method, A * np.float32(np.nan)), np.zeros_like(b), method)
+    assert bad.status is (Status.CONVERGED if method in ITERATIVE else Status.NONFINITE)
+    np.testing.assert_array_equal(bad.x, 0)
 
 
 @pytest.mark.parametrize("method", problems.slow_but(ITERATIVE, "cg"))
