@@ -5,11 +5,12 @@ from .algebra import shifted
 from .base import LinearOperator
 from .blocks import BlockDiagonalOperator, IdentityOperator, LowRankPlusDiagonal
 from .checks import check_operator
-from .control_flow import linear_cond, linear_scan, linear_stack, linear_sum
 from .convert import as_operator
 from .function import FunctionOperator
 from .jacobian import Jacobian
 from .linear_call import linear_call
+from .linear_cond import linear_cond
+from .linear_scan import linear_scan, linear_stack, linear_sum
 from .linearization import LinearizationError
 from .matrix import DiagonalOperator, MatrixOperator
 from .planning import Plan, plan, tune

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from krylov.operators.control_flow import linear_cond, linear_scan, linear_stack, linear_sum
+from krylov.operators import linear_cond, linear_scan, linear_stack, linear_sum
 from tests.operators import transformations
 from tests.operators.transformations import assert_close, assert_same, quick_jit, random_like
 

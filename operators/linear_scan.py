@@ -1,8 +1,7 @@
-r"""Loops and branches of linear maps, with transposes that are again such loops and branches.
+r"""Loops of linear maps, with transposes that are again such loops.
 
-JAX transposes a ``lax.scan`` by differentiating it, which can keep every step in memory, and by itself cannot
-transpose a ``lax.cond`` that was linearized first and vmapped over predicates then. Here the transpose is explicit: of
-a scan the scan of the transposed steps in reverse, of a cond the cond of the transposed branches.
+JAX transposes a ``lax.scan`` by differentiating it, which can keep every step in memory. Here the transpose is
+explicit: the scan of the transposed steps in reverse. Branches are in `linear_cond`.
 """
 
 from collections.abc import Callable
@@ -12,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, PyTree, Shaped
+from jaxtyping import Array, PyTree
 
 from .closure import close
 from .linear_call import closed_linear_call
-from .structure import abstract, describe, same_structure, structure_of
+from .linear_inputs import as_linear, check_inexact, vary, varying
+from .structure import abstract, describe, same_structure
 
 
 def linear_scan(
@@ -127,98 +126,6 @@ def linear_stack(f: Callable[[Any, Any], Any], residuals: PyTree[Array], linear:
     return _scan("linear_stack", step, residuals, linear, None, None)[2]
 
 
-def linear_cond(
-    pred: Shaped[Array, ""] | bool,
-    true_fun: Callable[[Any, Any], Any],
-    false_fun: Callable[[Any, Any], Any],
-    residuals: PyTree[Array],
-    linear: PyTree[Array],
-) -> PyTree[Array]:
-    r"""One of two linear maps: ``lax.cond`` with its coefficients apart.
-
-    Both branches ``fun(residuals, x)`` are linear in ``x`` and may depend in any way on ``residuals``. It can be
-    linearized, vmapped over predicates and transposed in any order, also where the derivative is one with respect to
-    ``residuals``. Only the branch taken is computed, unless predicates are vmapped: then both are, and a branch must
-    not divide by zero where it is not taken.
-
-    Args:
-        pred: scalar, traced or not; a number is true where it is not zero.
-        true_fun: the map where ``pred`` is true.
-        false_fun: the map where it is false; returns the same structure, shapes and dtypes.
-        residuals: pytree of arrays of any dtype.
-        linear: pytree of real or complex arrays.
-
-    Raises:
-        TypeError: the branches return different structures, ``pred`` is no scalar, or an input or output that should
-            be linear is not real or complex.
-
-    Example:
-        >>> A = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> either = lambda pred, x: linear_cond(pred, lambda A, x: A @ x, lambda A, x: A.T @ x, A, x)
-        >>> over_predicates = lambda x: jax.vmap(either, (0, None))(jnp.array([True, False]), x)
-        >>> jax.linear_transpose(over_predicates, jnp.ones(2))(jnp.eye(2))[0].tolist()
-        [3.0, 6.0]
-    """
-    pred = jnp.asarray(pred)
-    if pred.shape != ():
-        raise TypeError(
-            f"linear_cond: pred must be a scalar.\n  got       {describe(pred)}\n  expected  bool[]\n"
-            "  Reduce it with .all() or .any(); for one predicate each of many cases vmap over linear_cond."
-        )
-    residuals, linear = jax.tree.map(jnp.asarray, residuals), _as_linear("linear_cond", linear)
-    linear = _vary(linear, _varying((pred, residuals, linear)))
-    types = jax.tree.map(abstract, linear)
-    branches = [close(fun, jax.tree.map(abstract, residuals), types) for fun in (true_fun, false_fun)]
-    first, second = (branch.out_structure for branch in branches)
-    if not same_structure(first, second):
-        raise TypeError(
-            "linear_cond: the branches return different structures.\n"
-            f"  got       true_fun: {describe(first)}\n            false_fun: {describe(second)}\n"
-            "  expected  the same tree, shapes and dtypes from both"
-        )
-    _check_inexact("linear_cond", "what the branches return", first)
-
-    def branch(i, arrays, x):
-        branches, residuals = arrays
-        return branches[i](residuals, x)
-
-    def transposed(i, arrays, y):
-        return jax.linear_transpose(partial(branch, i, arrays), types)(y)[0]
-
-    def run(fun):
-        return lambda residuals, x: _either(residuals[0], partial(fun, 0), partial(fun, 1), residuals[1], x)
-
-    return closed_linear_call(run(branch), run(transposed), (pred != 0, (branches, residuals)), linear)
-
-
-def _either(pred, true_fun, false_fun, *args):
-    """``lax.cond`` whose derivative is a `linear_cond`, so that it can still be vmapped and then transposed."""
-    leaves, tree = jax.tree.flatten(args)
-
-    @jax.custom_jvp
-    def either(pred, *leaves):
-        return lax.cond(pred, true_fun, false_fun, *jax.tree.unflatten(tree, leaves))
-
-    @partial(either.defjvp, symbolic_zeros=True)
-    def either_jvp(primals, tangents):
-        pred, *leaves = primals
-        active = [i for i, t in enumerate(tangents[1:]) if not isinstance(t, SymbolicZero)]
-
-        def push(fun, leaves, dots):
-            def of_active(*values):
-                merged = list(leaves)
-                for i, value in zip(active, values, strict=True):
-                    merged[i] = value
-                return fun(*jax.tree.unflatten(tree, merged))
-
-            return jax.jvp(of_active, [leaves[i] for i in active], dots)[1]
-
-        dots = [tangents[1 + i] for i in active]
-        return either(*primals), linear_cond(pred, partial(push, true_fun), partial(push, false_fun), leaves, dots)
-
-    return either(pred, *leaves)
-
-
 def _scan(where, f, residuals, shared, init, xs, length=None, reverse=False):
     r"""Steps ``f(residual, shared, carry, x) -> (term, carry, y)``, linear in the last three; returns the sum of terms,
     the last carry and the stack of y.
@@ -226,7 +133,7 @@ def _scan(where, f, residuals, shared, init, xs, length=None, reverse=False):
     Input and output mirror each other: in the transpose what is shared becomes a sum, a sum what is shared, a carry a
     carry in the other direction, a stack a stack.
     """
-    residuals, linear = jax.tree.map(jnp.asarray, residuals), _as_linear(where, (shared, init, xs))
+    residuals, linear = jax.tree.map(jnp.asarray, residuals), as_linear(where, (shared, init, xs))
     length = _length(where, residuals, linear[2], length)
     residual = jax.tree.map(abstract, _of_one_step(residuals))
 
@@ -235,10 +142,10 @@ def _scan(where, f, residuals, shared, init, xs, length=None, reverse=False):
         return close(f, residual, *types), types
 
     # Inputs are made to vary here, once: inside the loop, the transpose of that would be a collective every step.
-    linear = _vary(linear, _varying((residuals, linear)))
+    linear = vary(linear, varying((residuals, linear)))
     step, types = traced(linear)
-    if axes := _varying(step) - _varying(linear):
-        linear = _vary(linear, axes)
+    if axes := varying(step) - varying(linear):
+        linear = vary(linear, axes)
         step, types = traced(linear)
     if not same_structure(step.out_structure[1], types[1]):
         raise TypeError(
@@ -246,7 +153,7 @@ def _scan(where, f, residuals, shared, init, xs, length=None, reverse=False):
             f"  got       {describe(step.out_structure[1])}\n  expected  {describe(types[1])}\n"
             "  Cast init, or what f returns, to one common structure."
         )
-    _check_inexact(where, "what f returns", step.out_structure)
+    check_inexact(where, "what f returns", step.out_structure)
 
     def transposed_step(step, residual, *cotangents):
         return jax.linear_transpose(partial(step, residual), *types)(cotangents)
@@ -255,14 +162,14 @@ def _scan(where, f, residuals, shared, init, xs, length=None, reverse=False):
         def fun(arrays, linear):
             step, residuals = arrays
             shared, init, xs = linear
-            axes = _varying((arrays, linear))
+            axes = varying((arrays, linear))
 
             def body(carry, inputs):
                 total, carry = carry
                 term, carry, y = step_of(step, inputs[0], shared, carry, inputs[1])
-                return (jax.tree.map(jnp.add, total, term), _vary(carry, axes)), y
+                return (jax.tree.map(jnp.add, total, term), vary(carry, axes)), y
 
-            start = _vary((jax.tree.map(jnp.zeros_like, sum_type), init), axes)
+            start = vary((jax.tree.map(jnp.zeros_like, sum_type), init), axes)
             body = jax.checkpoint(body, prevent_cse=False)
             (total, carry), ys = lax.scan(body, start, (residuals, xs), length, reverse)
             return total, carry, ys
@@ -297,38 +204,3 @@ def _length(where, residuals, xs, length):
             + (", or `length` where there are none" if where == "linear_scan" else "")
         )
     return lengths.pop()
-
-
-def _as_linear(where, linear):
-    """Arrays that are real or complex, without weak types."""
-    linear = jax.tree.map(jnp.asarray, linear)
-    _check_inexact(where, "the linear input", linear)
-    return jax.tree.map(lambda x: x.astype(x.dtype), linear)
-
-
-def _check_inexact(where, what, tree):
-    if not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(tree)):
-        raise TypeError(
-            f"{where}: {what} must be real or complex.\n  got       {describe(structure_of(tree))}\n"
-            "  Integers and booleans belong among the residuals."
-        )
-
-
-def _varying(tree):
-    """The manual mesh axes of a `jax.shard_map` over which any leaf varies."""
-    axes = frozenset()
-    for x in jax.tree.leaves(tree):
-        aval = jax.typeof(x)
-        kind = getattr(aval, "manual_axis_type", None)
-        axes |= getattr(aval, "vma", frozenset()) if kind is None else kind.varying
-    return axes
-
-
-def _vary(tree, axes):
-    """The same values, varying over the given axes."""
-
-    def leaf(x):
-        missing = tuple(sorted(axes - _varying(x)))
-        return lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(leaf, tree)
