@@ -36,7 +36,9 @@ class Chunks(eqx.Module):
 
     def first(self, count: int) -> PyTree[Array]:
         """Some samples, on one device."""
-        return jax.tree.map(lambda x: _flat(x)[:count], on_one_device(self.samples))
+        # Only the chunks that they are in: all samples laid flat would be a copy of all.
+        chunks = -(-count // self.weights.shape[1])
+        return jax.tree.map(lambda x: _flat(x[:chunks])[:count], on_one_device(self.samples))
 
     @property
     def flat_weights(self) -> Float[Array, " N"]:
