@@ -29,6 +29,39 @@ def random_rbm(key, sites, alpha, dtype):
     return {name: 0.05 * jax.random.normal(k, shapes[name], dtype) for name, k in zip(shapes, keys)}
 
 
+def rbm_apart(params, spins):
+    """Without visible bias. Real spins multiply the real and the imaginary part apart: half of a complex product."""
+    kernel, bias = params["kernel"], params["bias"]
+    x = spins.astype(kernel.real.dtype)
+    return log_cosh(jax.lax.complex(x @ kernel.real, x @ kernel.imag) + bias).sum(-1)
+
+
+def random_rbm_apart(key, sites, hidden, dtype):
+    keys = jax.random.split(key)
+    kernel = jax.random.normal(keys[0], (sites, hidden), dtype) / math.sqrt(sites)
+    return {"kernel": 0.5 * kernel, "bias": 0.1 * jax.random.normal(keys[1], (hidden,), dtype)}
+
+
+# --- Multilayer perceptron: real ------------------------------------------------------------------------------------
+
+
+def mlp(params, spins):
+    x = spins.astype(params["out"].dtype)
+    for layer in params["layers"]:
+        x = jnp.tanh(x @ layer["kernel"] + layer["bias"])
+    return x @ params["out"]
+
+
+def random_mlp(key, widths, dtype):
+    """``widths`` begin with the number of sites."""
+    *keys, last = jax.random.split(key, len(widths))
+    layers = [
+        {"kernel": jax.random.normal(k, (a, b), dtype) / math.sqrt(a), "bias": jnp.zeros(b, dtype)}
+        for k, a, b in zip(keys, widths[:-1], widths[1:], strict=True)
+    ]
+    return {"layers": layers, "out": jax.random.normal(last, widths[-1:], dtype) / math.sqrt(widths[-1])}
+
+
 # --- Vision transformer on a 6x6 lattice in 2x2 patches: real parameters, complex output ------------------------------
 
 
