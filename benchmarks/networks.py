@@ -42,7 +42,7 @@ def random_rbm_apart(key, sites, hidden, dtype):
     return {"kernel": 0.5 * kernel, "bias": 0.1 * jax.random.normal(keys[1], (hidden,), dtype)}
 
 
-# --- Multilayer perceptron: real ------------------------------------------------------------------------------------
+# --- Multilayer perceptron: real --------------------------------------------------------------------------------------
 
 
 def mlp(params, spins):
