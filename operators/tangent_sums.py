@@ -138,7 +138,9 @@ def mean_of_pulled(jacobian: Jacobian, units: PyTree[Array]) -> PyTree[Array]:
             spread = jax.tree.map(lambda u: jnp.broadcast_to(u, (weights.shape[0], *u.shape)), unit)
             return storage.pull(of_storage, chunk, _weigh(weights, conjugate(spread)))
 
-        return jax.vmap(row)(units)
+        # One after the other: from the batched pull-back of a normalised layer in single precision XLA of jaxlib 0.10.2
+        # makes wrong code on CPUs.
+        return jax.lax.map(row, units)
 
     count = jax.tree.leaves(units)[0].shape[0]
     like = jax.tree.map(lambda p: jax.ShapeDtypeStruct((count, *p.shape), p.dtype), jacobian.params)

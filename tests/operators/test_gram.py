@@ -177,3 +177,25 @@ def test_precision_of_single_precision_grams():
     J = Jacobian(network.f, single(network.params), single(network.samples), center=True, chunk_size=2)
     columns = quick_jit(lambda S: shifted(S, 0.0).as_matrix(), J.gram())
     assert np.abs(columns - columns.T).max() < 20 * float(jnp.finfo(np.float32).eps) * np.abs(columns).max()
+
+
+@pytest.mark.x64_only
+def test_single_precision_agrees_with_double_where_a_layer_is_normalised():
+    # jaxlib 0.10.2 makes wrong code of the batched pull-back of this network, in single precision on CPUs.
+    rng = np.random.default_rng(0)
+    params = {"embed": rng.normal(size=(4, 32)), "head": rng.normal(size=(32, 64)) / 6}
+    samples = rng.choice([-1.0, 1.0], (256, 36))
+
+    def f(params, x):
+        h = x.reshape(-1, 9, 4) @ params["embed"]
+        h = h - h.mean(-1, keepdims=True)
+        h = h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-6)
+        out = h.mean(1) @ params["head"]
+        return jnp.sum(out[:, 0::2] + 1j * out[:, 1::2], axis=-1)
+
+    def product(dtype):
+        cast = jax.tree.map(lambda x: jnp.asarray(x, dtype), (params, samples))
+        return Jacobian(f, *cast, center=True).gram() @ cast[0]
+
+    for single, double in zip(jax.tree.leaves(product(np.float32)), jax.tree.leaves(product(np.float64)), strict=True):
+        np.testing.assert_allclose(single, double, atol=1e-5 * np.abs(double).max())
