@@ -1,45 +1,69 @@
-"""Time of the centred product S v of a tangent operator, beside plain JAX over the same chunks of samples."""
+"""Time of J v, J^H y and S v for each storage of a Jacobian, beside plain JAX over the same chunks of samples.
+
+The first column is that of `recompute`, which keeps nothing as plain JAX does. For S v, "limit" is the time of the
+matrix products with weights alone.
+"""
 
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import krylov
-from benchmarks.networks import one_scan_uncentred, random_rbm, random_spins, random_vit, rbm, two_scans, vit
+from benchmarks import networks
+from benchmarks.systems import CHUNK, SYSTEMS, multiplications, vector_like
 
-ROUNDS, CHUNK = 5, 256
-
-
-def complex_rbm(precision):
-    dtype = jnp.result_type(f"float{precision}", jnp.complex64)
-    params = random_rbm(jax.random.key(0), sites=40, alpha=4, dtype=dtype)
-    return rbm, params, random_spins(jax.random.key(1), 4096, 40, f"float{precision}")
+ROUNDS = 5
 
 
-def transformer(precision):
-    params = random_vit(jax.random.key(0), depth=4, dtype=f"float{precision}")
-    return vit, params, random_spins(jax.random.key(1), 2048, 36, f"float{precision}")
+def jacobians(system, *, center=True):
+    """By storage."""
+    network, params, spins, holomorphic = system.network, system.params, system.spins, system.holomorphic
+    J = krylov.Jacobian(network, params, spins, center=center, chunk_size=CHUNK, holomorphic=holomorphic)
+    return {name: J.with_storage(name) for name in ("recompute", "linearized", "dense")}
+
+
+def compare(versus, product, by_storage, argument, peers, expected):
+    """Time ``product(J, argument)``, with the result of `recompute` checked against the expected one."""
+    multiply = jax.jit(product)
+    for J in by_storage.values():
+        found = multiply(J, argument)
+        for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=2e-3 * float(abs(wanted).max()))
+    ours, *others = ((name, partial(multiply, J, argument)) for name, J in by_storage.items())
+    versus(ours[1], {**dict(others), **peers}, ROUNDS)
 
 
 @pytest.mark.parametrize("precision", [32, 64])
-@pytest.mark.parametrize("system", [complex_rbm, transformer])
-def test_product(versus, system, precision):
-    network, params, spins = system(precision)
-    chunks = spins.reshape(-1, CHUNK, spins.shape[-1])
-    S = krylov.Jacobian(network, params, spins, center=True, chunk_size=CHUNK).gram()
-    v = jax.tree.map(lambda p: jnp.cos(jnp.arange(p.size)).astype(p.dtype).reshape(p.shape), params)
+@pytest.mark.parametrize("make", SYSTEMS)
+def test_gram(versus, make, precision):
+    system = make(precision)
+    v = vector_like(system.params)
+    args = system.params, system.chunks, v
+    two, one = (
+        partial(jax.jit(partial(f, system.network)), *args) for f in (networks.two_scans, networks.one_scan_uncentred)
+    )
+    peers = {"two scans": two, "one scan, not centred": one, "limit": multiplications(system)}
+    compare(versus, lambda J, v: J.gram() @ v, jacobians(system), v, peers, two())
 
-    def of(product, *args):
-        return partial(jax.jit(product), *args, v)
 
-    ours, centred = (lambda S, v: S @ v), partial(two_scans, network)
-    for got, expected in zip(jax.tree.leaves(S @ v), jax.tree.leaves(centred(params, chunks, v))):
-        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3 * float(abs(expected).max()))
-    peers = {
-        "two scans": of(centred, params, chunks),
-        "one scan, not centred": of(partial(one_scan_uncentred, network), params, chunks),
-    }
-    versus(of(ours, S), peers, ROUNDS)
+@pytest.mark.parametrize("precision", [32, 64])
+@pytest.mark.parametrize("make", SYSTEMS)
+def test_push_forward(versus, make, precision):
+    system = make(precision)
+    v = vector_like(system.params)
+    peer = partial(jax.jit(partial(networks.push, system.network)), system.params, system.chunks, v)
+    expected = peer().reshape(-1) / np.sqrt(len(system.spins))
+    compare(versus, lambda J, v: J @ v, jacobians(system, center=False), v, {"jvp": peer}, expected)
+
+
+@pytest.mark.parametrize("precision", [32, 64])
+@pytest.mark.parametrize("make", SYSTEMS)
+def test_pull_back(versus, make, precision):
+    system = make(precision)
+    J = jacobians(system, center=False)
+    y = vector_like(J["recompute"].out_structure())
+    cut = (y / np.sqrt(len(y))).reshape(-1, CHUNK).astype(y.dtype)
+    peer = partial(jax.jit(partial(networks.pull, system.network)), system.params, system.chunks, cut)
+    compare(versus, lambda J, y: J.H @ y, J, y, {"vjp": peer}, peer())

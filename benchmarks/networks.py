@@ -1,5 +1,6 @@
 """The networks that the benchmarks differentiate, with random parameters: log psi(params, spins) (N,), complex."""
 
+import itertools
 import math
 
 import jax
@@ -62,6 +63,33 @@ def random_mlp(key, widths, dtype):
     return {"layers": layers, "out": jax.random.normal(last, widths[-1:], dtype) / math.sqrt(widths[-1])}
 
 
+# --- Convolutions on a torus of spins: real parameters, complex output ------------------------------------------------
+
+
+def conv(params, spins):
+    side = math.isqrt(spins.shape[-1])
+    x = spins.astype(params["out"].dtype).reshape(-1, side, side, 1)
+    for kernel, bias in zip(params["kernels"], params["biases"], strict=True):
+        around = [(0, 0), (1, 1), (1, 1), (0, 0)]
+        x = jnp.pad(x, around, mode="wrap")
+        x = jax.nn.gelu(
+            jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")) + bias
+        )
+    out = x.mean((1, 2)) @ params["out"]
+    return out[:, 0] + 1j * out[:, 1]
+
+
+def random_conv(key, channels, dtype, width=3):
+    """``channels`` begin with that of the spins."""
+    *keys, last = jax.random.split(key, len(channels))
+    shapes = [(width, width, a, b) for a, b in itertools.pairwise(channels)]
+    return {
+        "kernels": [jax.random.normal(k, s, dtype) / math.sqrt(math.prod(s[:-1])) for k, s in zip(keys, shapes)],
+        "biases": [jnp.zeros(b, dtype) for b in channels[1:]],
+        "out": jax.random.normal(last, (channels[-1], 2), dtype),
+    }
+
+
 # --- Vision transformer on a 6x6 lattice in 2x2 patches: real parameters, complex output ------------------------------
 
 
@@ -107,16 +135,23 @@ def random_vit(key, depth, dtype, width=32):
 # --- What a user of plain JAX writes for S v --------------------------------------------------------------------------
 
 
+def push(f, params, chunks, v):
+    """The uncentred J v without weights: jvp in each chunk."""
+    with jax.default_matmul_precision("highest"):
+        return jax.lax.map(lambda x: jax.jvp(lambda p: f(p, x), (params,), (v,))[1], chunks)
+
+
+def pull(f, params, chunks, y):
+    """The uncentred J^H y without weights: vjp in each chunk."""
+    with jax.default_matmul_precision("highest"):
+        return _pull(f, params, chunks, lambda x, t: t, y)
+
+
 def two_scans(f, params, chunks, v):
     """The centred J^H J v: push v forward over all chunks of samples, subtract the mean, pull back over all chunks."""
-    with jax.default_matmul_precision("highest"):
-
-        def push(_, x):
-            return None, jax.jvp(lambda p: f(p, x), (params,), (v,))[1]
-
-        tangents = jax.lax.scan(push, None, chunks)[1]
-        tangents = (tangents - tangents.mean()) / tangents.size
-        return _pull(f, params, chunks, lambda x, t: t, tangents)
+    tangents = push(f, params, chunks, v)
+    tangents = (tangents - tangents.mean()) / tangents.size
+    return pull(f, params, chunks, tangents)
 
 
 def one_scan_uncentred(f, params, chunks, v):
