@@ -40,13 +40,16 @@ class ClosedFunction(eqx.Module):
         return jax.tree.unflatten(self.out_tree, [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types])
 
 
-def close(fn: Callable, *args: Any, code: Callable | None = None) -> ClosedFunction:
+def close(
+    fn: Callable, *args: Any, code: Callable | None = None, rewrite: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr
+) -> ClosedFunction:
     """Trace ``fn`` for arguments (arrays or shapes) and hoist what it closes over.
 
     Args:
         fn: the function.
         args: arrays or shapes to trace it for.
         code: the function whose code tells programs apart, where ``fn`` only wraps it.
+        rewrite: changes the traced program to an equivalent one.
     """
     leaves, tree = jax.tree.flatten(args)
     out_tree = None
@@ -58,7 +61,7 @@ def close(fn: Callable, *args: Any, code: Callable | None = None) -> ClosedFunct
 
     # `flat` is new each time, so JAX's own trace cache cannot serve a program with outdated captured values.
     closed = jax.make_jaxpr(flat)(*leaves)
-    program = _intern(fn if code is None else code, closed.jaxpr)
+    program = _intern(fn if code is None else code, rewrite(closed.jaxpr))
     return ClosedFunction([jnp.asarray(c) for c in closed.consts], program, out_tree)
 
 

@@ -22,6 +22,7 @@ from .dense import Dense
 from .linear_call import closed_linear_call
 from .linearization import explained
 from .planning import choose
+from .real_factors import real_factors_apart
 from .samples_apart import check_samples_apart
 from .sharding import context_of_parts
 from .storage import Linearized, Recomputed, Storage
@@ -192,7 +193,7 @@ class Jacobian(LinearOperator):
                 jax.default_matmul_precision(precision) if precision is not None else contextlib.nullcontext(),
                 explained(network, self.params, chunk, name="Jacobian: f"),
             ):
-                closed = close(network, structure_of(self.params), chunk, code=f)
+                closed = close(network, structure_of(self.params), chunk, code=f, rewrite=real_factors_apart)
         except Exception as error:
             error.add_note(
                 f"Jacobian: while tracing f for {count} of {self.chunks.num_samples} samples at a time. f must take "
