@@ -67,3 +67,23 @@ def test_pull_back(versus, make, precision):
     cut = (y / np.sqrt(len(y))).reshape(-1, CHUNK).astype(y.dtype)
     peer = partial(jax.jit(partial(networks.pull, system.network)), system.params, system.chunks, cut)
     compare(versus, lambda J, y: J.H @ y, J, y, {"vjp": peer}, peer())
+
+
+@pytest.mark.parametrize("precision", [32, 64])
+@pytest.mark.parametrize("make", SYSTEMS)
+def test_auto(versus, make, precision):
+    """Storage and chunk size chosen by the planner, beside the three storages at the usual chunk size."""
+    system = make(precision)
+    J = krylov.Jacobian(
+        system.network,
+        system.params,
+        system.spins,
+        center=True,
+        holomorphic=system.holomorphic,
+        storage="auto",
+        chunk_size="auto",
+    )
+    v = vector_like(system.params)
+    multiply = jax.jit(lambda J, v: J.gram() @ v)
+    peers = {name: partial(multiply, K, v) for name, K in jacobians(system).items()}
+    versus(partial(multiply, J, v), peers, ROUNDS, target=dict.fromkeys(peers, 1.15))
