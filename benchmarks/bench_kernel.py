@@ -1,7 +1,7 @@
 """Time of the matrices J J^H and J^H J, beside NetKet's dense Jacobian multiplied by itself, and its kernel.
 
-The first is the neural tangent kernel of minSR, centred; NetKet builds it either from all rows at once (``VMC_SR``) or from
-chunks of them (``VMC_SR`` with ``on_the_fly=True``, whose inner function is called here and the result not centred).
+The first is the neural tangent kernel of minSR, centred. NetKet builds it from all rows at once, or with
+``on_the_fly=True`` from chunks of them; of that the inner function is called here, and its result not centred.
 """
 
 from functools import partial

@@ -46,7 +46,8 @@ def versus(benchmark, request) -> Callable:
         benchmark.pedantic(run, ("krylov", ours), setup=run_peers, rounds=rounds)
 
         medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-        ratios = {name: medians["krylov"] / medians[name] for name in peers}
+        # Round by round: what slows the machine down for a while slows both.
+        ratios = {name: statistics.median(a / b for a, b in zip(times["krylov"], times[name])) for name in peers}
         more = {name: _medians(found) for name, found in further.items()}
         benchmark.extra_info.update(seconds=medians, ratios=ratios, figures=more, target=target)
         _rows.append((request.node.nodeid.split("/")[-1], medians, ratios, more, target or {}))

@@ -61,11 +61,11 @@ def transformer(precision) -> System:
 
 
 def periodic_conv(precision) -> System:
-    """Three layers of 3x3 kernels on an 8x8 torus: real parameters, complex output."""
-    params = random_conv(jax.random.key(0), (1, 8, 8, 8), f"float{precision}")
+    """Two layers of 3x3 kernels on an 8x8 torus: real parameters, complex output."""
+    params = random_conv(jax.random.key(0), (1, 8, 8), f"float{precision}")
     kernels = [(kernel.shape[0] * kernel.shape[1] * kernel.shape[2], kernel.shape[3]) for kernel in params["kernels"]]
     layers = [(64, shape, LATER if i else FIRST) for i, shape in enumerate(kernels)]
-    return System(conv, params, _spins(1024, 64, precision), layers)
+    return System(conv, params, _spins(512, 64, precision), layers)
 
 
 def perceptron(precision) -> System:
