@@ -13,7 +13,7 @@ _VIT = _ROOT / "tests" / "data" / "j1j2_6x6_vit.npz"
 
 def log_cosh(z):
     z = jnp.where(z.real < 0, -z, z)
-    return z + jnp.log1p(jnp.exp(-2 * z)) - np.log(2.0)
+    return z + jnp.log1p(jnp.exp(-2 * z)) - float(np.log(2.0))
 
 
 def rbm(params, samples):
@@ -37,7 +37,7 @@ def vit(params, samples):
     for name in sorted(k for k in params if k.startswith("block")):
         block = params[name]
         q, k, v = jnp.moveaxis((_normalised(x) @ block["qkv"]).reshape(*x.shape[:2], 3, 4, -1), 2, 0)
-        weights = jax.nn.softmax(jnp.einsum("nthd,nshd->nhts", q, k) / np.sqrt(q.shape[-1]), axis=-1)
+        weights = jax.nn.softmax(jnp.einsum("nthd,nshd->nhts", q, k) / float(np.sqrt(q.shape[-1])), axis=-1)
         x = x + jnp.einsum("nhts,nshd->nthd", weights, v).reshape(x.shape) @ block["out"]
         x = x + jax.nn.gelu(_normalised(x) @ block["up"]) @ block["down"]
     out = _normalised(x).mean(1) @ params["head"]["kernel"]

@@ -377,7 +377,6 @@ def test_iterations_on_a_trained_wave_function(trained_rbm, rows):
         assert norm(b - np.asarray(S.matrix) @ x - shift * x) <= 1.001e-6 * norm(b)
 
 
-@pytest.mark.skipif(X64, reason="of single precision throughout")
 def test_single_precision_reaches_its_tolerance_on_a_trained_wave_function():
     """The residual is that of the derivatives in double precision, written out."""
     params, samples, energies = networks.trained_rbm(4096)
