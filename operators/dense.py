@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
 from .base import Vector, conjugate
-from .rows import all_rows, by_numbers
+from .rows import all_rows, by_numbers, from_numbers
 from .storage import Storage
-from .structure import is_complex, join_real, ravel, real_dtype, size_of, split_real, structure_of, unravel
+from .structure import is_complex, join_real, ravel, real_dtype, split_real, structure_of, unravel
 from .tangent_sums import safe_root
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Dense(Storage):
             return _root(weights, rows) * _dot(rows, flat)
 
         numbers = chunks.run(body, flat, self.rows, chunks.weights)
-        return _join_numbers(chunks.join(numbers), jacobian)
+        return from_numbers(jacobian, chunks.join(numbers))
 
     def pull_back(self, jacobian: Jacobian, cotangent: Vector) -> Vector:
         """``J^T y``, one product with its transpose."""
@@ -104,20 +103,3 @@ def _unflatten(jacobian, flat):
     if jacobian.field == "complex":
         return unravel(flat, structure)
     return join_real(unravel(flat, split_real(structure)), structure)
-
-
-def _join_numbers(numbers: Array, jacobian: Jacobian) -> Vector:
-    """Inverse of `by_numbers`."""
-    start = 0
-
-    def leaf(s: jax.ShapeDtypeStruct) -> Array:
-        nonlocal start
-        size = size_of(s) // s.shape[0]
-        part = numbers[:, start : start + size]
-        start += size
-        if jacobian.field == "real" and is_complex(s):
-            part = jax.lax.complex(part, numbers[:, start : start + size])
-            start += size
-        return part.reshape(s.shape).astype(s.dtype)
-
-    return jax.tree.map(leaf, jacobian.out_structure())

@@ -4,6 +4,7 @@ from jaxtyping import Array
 
 from .base import Field, HermitianOperator, Vector
 from .jacobian import Jacobian
+from .kernel_matrix import cogram_matrix
 from .linear_call import closed_linear_call
 from .rows import gram_diagonal, gram_matrix
 from .structure import Structure, split_real, unravel
@@ -74,3 +75,8 @@ class CogramOperator(HermitianOperator):
     def is_positive(self) -> bool:
         """True."""
         return True
+
+    def as_matrix(self) -> Array:
+        """The dense matrix, from blocks of rows; see `LinearOperator.as_matrix`."""
+        # Rows on different devices would have to meet: there products with unit vectors move less.
+        return cogram_matrix(self.jacobian) if self.jacobian.chunks.spread is None else super().as_matrix()

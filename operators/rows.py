@@ -69,15 +69,20 @@ def gram_diagonal(jacobian: Jacobian) -> Real[Array, " P"]:
 @explains
 def all_rows(jacobian: Jacobian) -> Inexact[Array, "K c numbers P"]:
     """All rows, by chunks."""
-    size = jacobian.chunks.weights.shape[1]
-    group = group_size(jacobian, size)
 
     def of_chunk(parts, samples):
-        if group == size:
-            return _rows(jacobian, parts, samples)
-        return jax.lax.map(lambda sample: row(jacobian, parts, sample), samples, batch_size=group)
+        return rows_by_groups(jacobian, parts, samples)
 
     return jacobian.chunks.map(of_chunk, row_parts(jacobian), jacobian.chunks.samples)
+
+
+def rows_by_groups(jacobian: Jacobian, parts: RowParts, samples: PyTree) -> Inexact[Array, "c numbers P"]:
+    """The rows of some samples, few at a time."""
+    count = jax.tree.leaves(samples)[0].shape[0]
+    group = group_size(jacobian, count)
+    if group == count:
+        return _rows(jacobian, parts, samples)
+    return jax.lax.map(lambda sample: row(jacobian, parts, sample), samples, batch_size=group)
 
 
 @explains
@@ -109,11 +114,15 @@ def row_type(jacobian: Jacobian) -> tuple[int, Any]:
     return size_of(params), common_dtype(params)
 
 
+def number_count(jacobian: Jacobian) -> int:
+    """The numbers of the output on one sample, real ones over the real field."""
+    return jax.tree.leaves(_units(jacobian))[0].shape[0]
+
+
 def group_size(jacobian: Jacobian, most: int) -> int:
     """How many samples' rows are computed at a time, of so many."""
     length, _ = row_type(jacobian)
-    numbers = jax.tree.leaves(_units(jacobian))[0].shape[0]
-    size = max(1, min(most, _ENTRIES_AT_ONCE // max(1, numbers * length)))
+    size = max(1, min(most, _ENTRIES_AT_ONCE // max(1, number_count(jacobian) * length)))
     # Groups of one size, where there is one not much smaller: a smaller last group is compiled for itself.
     return next((s for s in range(size, size // 2, -1) if most % s == 0), size)
 
@@ -171,3 +180,20 @@ def by_numbers(jacobian: Jacobian, vector: Vector) -> Inexact[Array, "N numbers"
         flat = leaf.reshape(leaf.shape[0], -1)
         columns.extend([flat.real, flat.imag] if jacobian.field == "real" and is_complex(leaf) else [flat])
     return jnp.concatenate(columns, axis=1)
+
+
+def from_numbers(jacobian: Jacobian, numbers: Inexact[Array, "N numbers"]) -> Vector:
+    """Inverse of `by_numbers`."""
+    start = 0
+
+    def leaf(s: jax.ShapeDtypeStruct) -> Array:
+        nonlocal start
+        size = size_of(s) // s.shape[0]
+        part = numbers[:, start : start + size]
+        start += size
+        if jacobian.field == "real" and is_complex(s):
+            part = jax.lax.complex(part, numbers[:, start : start + size])
+            start += size
+        return part.reshape(s.shape).astype(s.dtype)
+
+    return jax.tree.map(leaf, jacobian.out_structure())
