@@ -28,7 +28,7 @@ _ADVICE = {
     ),
     Status.STAGNATED: (
         "the true residual stopped falling above the tolerance; rounding allows no better: raise rtol or the shift, or "
-        "use higher precision"
+        "use higher precision; gmres may need a larger restart"
     ),
     Status.BREAKDOWN: (
         "the method met a zero pivot or diverged; the system may be singular: add a shift, or try minres or gmres"
@@ -37,6 +37,9 @@ _ADVICE = {
         "a direction of negative curvature was met: the operator or the preconditioner is not positive definite; use "
         "method='minres'"
     ),
-    Status.NONFINITE: "a NaN or an infinity appeared: look at the right-hand side, the operator and the preconditioner",
+    Status.NONFINITE: (
+        "a NaN or an infinity appeared: look at the right-hand side, the operator and the preconditioner; or the "
+        "method diverged on a singular system"
+    ),
     Status.INCONSISTENT: "the system is singular: x solves it in least squares only, without what a cut-off left out",
 }

@@ -29,7 +29,9 @@ def stopped_early(method, guess, **options):
     return A, b, jax.tree.map(lambda x: x[-1], some), some
 
 
-@pytest.mark.parametrize("guess", [None, GUESS], ids=["from zero", "from a guess"])
+@pytest.mark.parametrize(
+    "guess", [None, pytest.param(GUESS, marks=pytest.mark.slow)], ids=["from zero", "from a guess"]
+)
 @pytest.mark.parametrize(
     "method", problems.slow_but([*ITERATIVE, krylov.GMRES(restart=3)], "bicgstab", "minres"), ids=str
 )
@@ -55,10 +57,9 @@ def test_k_iterations_take_their_products_one_to_verify_and_one_for_a_guess(meth
         assert float(some.history[k][iterations]) == float(some.residual_norm[k])
 
 
-@pytest.mark.parametrize("guess", [None, GUESS], ids=["from zero", "from a guess"])
 @pytest.mark.parametrize("method", problems.slow_but(DIRECT, "cholesky"))
-def test_a_substitution_is_an_iteration_and_takes_one_product(method, guess):
-    A, b, full, some = stopped_early(method, guess, rtol=1e-6)
+def test_a_substitution_is_an_iteration_and_takes_one_product(method):
+    A, b, full, some = stopped_early(method, GUESS, rtol=1e-6)
     assert full.status_code == Status.CONVERGED and 1 <= int(full.iterations) <= 3
     for k in range(4):
         iterations, found = int(some.iterations[k]), true_residual(A, some.x[k], b)
