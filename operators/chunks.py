@@ -114,7 +114,7 @@ def _is_single(stacks):
 
 
 def _flat(x):
-    return x.reshape(-1, *x.shape[2:])
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 def _cut(tree, size, source):

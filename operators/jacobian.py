@@ -26,7 +26,7 @@ from .real_factors import real_factors_apart
 from .samples_apart import check_samples_apart
 from .sharding import context_of_parts
 from .storage import Linearized, Recomputed, Storage
-from .structure import Structure, all_complex, check_vector, describe, is_complex, real_dtype, structure_of
+from .structure import Structure, all_complex, check_vector, describe, is_complex, real_dtype, size_of, structure_of
 from .tangent_sums import mean_rows, safe_root
 from .trainable import split_trainable
 
@@ -211,8 +211,8 @@ class Jacobian(LinearOperator):
 
     def _check_outputs(self) -> None:
         out = self.network.out_structure
-        if not jax.tree.leaves(out):
-            raise ValueError("Jacobian: f returns no array.")
+        if size_of(out) == 0:
+            raise ValueError(f"Jacobian: f returns no number.\n  got       {describe(out)}")
         for leaf in jax.tree.leaves(out):
             if not jnp.issubdtype(leaf.dtype, jnp.inexact):
                 raise ValueError(f"Jacobian: f must return floating-point arrays.\n  got       {describe(out)}")

@@ -105,7 +105,7 @@ def _apart(one, params, samples):
         out = one(params, jax.tree.map(lambda x: x[None], sample))
         return jax.tree.map(lambda y: y[0], out)
 
-    return jax.lax.map(alone, samples, batch_size=jax.tree.leaves(samples)[0].shape[0])
+    return jax.vmap(alone)(samples)
 
 
 def _difference(x, y) -> Difference:

@@ -153,7 +153,7 @@ def output_units(jacobian: Jacobian, *, parts: bool = True) -> PyTree[Array]:
     counts = [size_of(s) * (2 if parts and is_complex(s) else 1) for s in leaves]
     out, start = [], 0
     for s, count in zip(leaves, counts, strict=True):
-        units = jnp.eye(size_of(s), dtype=s.dtype).reshape(-1, *s.shape)
+        units = jnp.eye(size_of(s), dtype=s.dtype).reshape(size_of(s), *s.shape)
         if count > size_of(s):
             units = jnp.concatenate([units, 1j * units]).astype(s.dtype)
         out.append(jnp.zeros((sum(counts), *s.shape), s.dtype).at[start : start + count].set(units))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .structure import describe
+from .structure import describe, size_of
 
 
 def split_trainable(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
@@ -37,8 +37,8 @@ def split_trainable(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
         ) from None
     trained = eqx.filter(chosen, eqx.is_inexact_array)
     rest = jax.tree.map(lambda x, t: None if t is not None else x, params, trained, is_leaf=lambda x: x is None)
-    if not jax.tree.leaves(trained):
-        raise ValueError(f"Jacobian: no trainable floating-point array among params.\n  params    {describe(params)}")
+    if size_of(trained) == 0:
+        raise ValueError(f"Jacobian: no trainable floating-point number among params.\n  params    {describe(params)}")
     return trained, rest
 
 

@@ -157,7 +157,7 @@ def square_operator(
     """An operator from whatever stands for one; ``structure`` is that of its vectors where the operator is a function.
 
     Raises:
-        ValueError: it is not square.
+        ValueError: it is not square, or empty.
     """
     op = as_operator(op, structure, where=where)
     if not op.is_square:
@@ -165,6 +165,8 @@ def square_operator(
             f"{where}: the operator is not square.\n  input     {describe(op.in_structure())}\n"
             f"  output    {describe(op.out_structure())}\n  {cure}"
         )
+    if op.shape == (0, 0):
+        raise ValueError(f"{where}: the operator is empty.\n  input     {describe(op.in_structure())}")
     return op
 
 

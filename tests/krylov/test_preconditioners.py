@@ -300,6 +300,7 @@ ERRORS = {
     "rank zero": (lambda: krylov.Nystrom(0), ValueError, ["Nystrom", "rank", "0"]),
     "half a sample": (lambda: krylov.SampleWoodbury(0.5), ValueError, ["SampleWoodbury", "samples", "0.5"]),
     "negative tolerance": (lambda: krylov.SampleNystrom(tolerance=-1), ValueError, ["tolerance", "-1"]),
+    "empty": (lambda: krylov.Nystrom(2).build(np.ones((0, 0), "float32")), ValueError, ["Nystrom.build", "empty"]),
     "not square": (lambda: krylov.Jacobi().build(np.ones((3, 2))), ValueError, ["Jacobi.build", "square"]),
     "rows of a matrix": (lambda: krylov.SampleNystrom(4).build(A), TypeError, ["SampleNystrom", "J.gram()", "Nystrom"]),
     "samples of a cogram": (

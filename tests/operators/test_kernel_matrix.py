@@ -52,3 +52,17 @@ def test_derivatives_of_the_matrix_are_those_of_the_products():
     )
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(right), strict=True):
         assert_close(a, b)
+
+
+def test_leaves_without_entries_take_no_part():
+    def f(params, x):
+        return {"some": jnp.tanh(x @ params["w"]), "none": jnp.zeros((len(x), 0)) * params["w"].sum()}
+
+    params = {"w": jnp.full((3, 2), 0.1), "none": jnp.zeros((0, 4))}
+    for storage in ("recompute", "linearized", "dense"):
+        J = Jacobian(f, params, jnp.eye(5, 3), center=True, chunk_size=2, storage=storage)
+        rows = J.as_matrix()
+        assert rows.shape == (10, 6)
+        assert_close(J.gram().as_matrix(), rows.T @ rows)
+        assert_close(J.cogram().as_matrix(), rows @ rows.T)
+        assert_close(J.gram().diagonal()["w"].ravel(), jnp.sum(rows**2, 0))
