@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Seconds on one processor core or so: only ratios count, and these differ little from device to device.
 _SECONDS_PER_BYTE, _SECONDS_PER_FLOP, _SECONDS_PER_SPECIAL = 1e-10, 1e-11, 1e-9
 # Storages in the order of what they keep. The next one must be faster by this factor to be worth it.
-_WORTH = 1.2
+_WORTH = 1.1
 # Larger chunks gain nothing but cost memory.
 _ENOUGH_TEMPORARY = {"cpu": 1 << 27}
 _ENOUGH_ON_ACCELERATORS = 1 << 30
@@ -117,7 +117,8 @@ def plan(J: Jacobian, memory: int | str | None = None) -> Plan:
 def tune(J: Jacobian, memory: int | str | None = None) -> tuple[Jacobian, Plan]:
     r"""The same map with the storage and chunk size that are fastest here: compiles and runs what `plan` says fits.
 
-    Each storage is tried with up to three chunk sizes, the median of interleaved products :math:`J^H J v` counts.
+    Each storage is tried with its three largest chunk sizes, one after the other; the median time of a few products
+    :math:`J^H J v` counts.
 
     Args:
         J: a Jacobian.
@@ -142,23 +143,21 @@ def tune(J: Jacobian, memory: int | str | None = None) -> tuple[Jacobian, Plan]:
         raise ValueError("tune: cannot measure under jit or another transformation.\n  Call it outside, once.")
     found = plan(J, budget)
     candidates = [c for storage in _STORAGES for c in _largest(found, storage)] or [found.best]
-    operators = [J.rebuilt(c.storage, c.chunk_size) for c in candidates]
-    vector = jax.tree.map(jnp.ones_like, J.params)
-    seconds: list[list[float]] = [[] for _ in candidates]
-    for turn in range(1 + _TURNS):
-        for taken, operator in zip(seconds, operators, strict=True):
-            started = time.perf_counter()
-            jax.block_until_ready(operator.gram().mv(vector))
-            if turn:  # the first compiles
-                taken.append(time.perf_counter() - started)
-    measured = [
-        dataclasses.replace(c, cost=statistics.median(taken)) for c, taken in zip(candidates, seconds, strict=True)
-    ]
-    best = min(range(len(measured)), key=lambda i: measured[i].cost)
-    return operators[best], Plan(tuple(measured), budget, measured[best], measured=True)
+    # One at a time: together they would not fit.
+    measured = [dataclasses.replace(c, cost=_measured(J.rebuilt(c.storage, c.chunk_size))) for c in candidates]
+    best = min(measured, key=lambda c: c.cost)
+    return J.rebuilt(best.storage, best.chunk_size), Plan(tuple(measured), budget, best, measured=True)
 
 
-_TURNS = 3
+def _measured(J: Jacobian) -> float:
+    """The median time of a few products, in seconds, once they are compiled."""
+    S, vector, seconds = J.gram(), jax.tree.map(jnp.ones_like, J.params), []
+    jax.block_until_ready(S.mv(vector))
+    for _ in range(5):
+        started = time.perf_counter()
+        jax.block_until_ready(S.mv(vector))
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
 
 
 def choose(J: Jacobian, storage: str | None, chunk_size: int | None) -> Candidate:
@@ -211,12 +210,15 @@ def _largest(plan: Plan, storage: str) -> list[Candidate]:
 
 
 def _sizes(J: Jacobian, storage: str) -> list[int]:
-    """Chunk sizes to look at: a few powers of four, all samples of a device, and the Jacobian's own."""
+    """Chunk sizes to look at: near some powers of four, all samples of a device, and the Jacobian's own."""
     here = _samples_here(J)
     if storage == "dense":
         # Products know no chunks, and the matrix is made in groups of this size.
-        return [group_size(J, here)]
-    return sorted({min(4**k, here) for k in range(2, 11)} | {here, J.chunk_size})
+        wanted = {group_size(J, here)}
+    else:
+        wanted = {min(4**k, here) for k in range(2, 11)} | {here, J.chunk_size}
+    # Chunks are cut to be equal.
+    return sorted({-(-here // -(-here // size)) for size in wanted})
 
 
 def _candidates(J: Jacobian, storage: Any, sizes: list[int]) -> list[Candidate]:

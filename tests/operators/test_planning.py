@@ -98,6 +98,15 @@ def test_bytes_of_a_trained_transformer():
             check(planned, J.rebuilt(planned.storage, planned.chunk_size))
 
 
+def test_bytes_kept_are_exact_where_chunks_do_not_divide_the_samples():
+    J = krylov.Jacobian(perceptron, layers(8, 5, 2), samples(1001, 8), center=True)
+    for planned in krylov.plan(J, "1GiB").candidates:
+        other = J.rebuilt(planned.storage, planned.chunk_size)
+        assert planned.chunk_size == other.chunk_size
+        assert planned.kept_bytes == sum(x.nbytes for x in jax.tree.leaves((other.storage, other.mean_rows)))
+
+
+@pytest.mark.slow
 def test_bytes_between_traced_chunk_sizes_are_those_of_that_size():
     f, params, x, options = systems()["perceptron"]
     J = krylov.Jacobian(f, params, x, **options)
@@ -109,6 +118,7 @@ def test_bytes_between_traced_chunk_sizes_are_those_of_that_size():
         assert interpolated.flops == pytest.approx(traced.flops, rel=0.05)
 
 
+@pytest.mark.slow
 def test_operations_are_those_of_the_matrix_products():
     """Each product with a layer's matrix, in the pass forward and, twice for what hangs on it, in the other two."""
     J = krylov.Jacobian(perceptron, layers(64, 256, 1), samples(128, 64))
@@ -133,6 +143,7 @@ def test_a_tight_budget_is_kept_and_a_hopeless_one_met_as_well_as_can_be():
     assert "<- best" in printed and "too large" in printed and "1.0 MiB" in printed
 
 
+@pytest.mark.slow
 def test_auto_takes_what_is_planned_and_the_same_map():
     f, params, x, options = systems()["perceptron"]
     plain = krylov.Jacobian(f, params, x, **options)
@@ -168,6 +179,7 @@ def test_auto_compiles_once_for_a_network_whatever_its_parameters():
         np.testing.assert_allclose(got, right, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_each_device_keeps_its_part():
     x = samples(512, 32)
     mesh = jax.make_mesh((8,), ("devices",), axis_types=(AxisType.Auto,))
