@@ -40,7 +40,7 @@ def rbm_apart(params, spins):
 def random_rbm_apart(key, sites, hidden, dtype):
     keys = jax.random.split(key)
     kernel = jax.random.normal(keys[0], (sites, hidden), dtype) / math.sqrt(sites)
-    return {"kernel": 0.5 * kernel, "bias": 0.1 * jax.random.normal(keys[1], (hidden,), dtype)}
+    return {"kernel": 0.25 * kernel, "bias": 0.1 * jax.random.normal(keys[1], (hidden,), dtype)}
 
 
 # --- Multilayer perceptron: real --------------------------------------------------------------------------------------

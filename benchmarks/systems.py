@@ -19,7 +19,10 @@ _VIT = Path(__file__).parents[1] / "tests" / "data" / "j1j2_6x6_vit.npz"
 
 
 class System(NamedTuple):
-    """``layers``: for each weight matrix the rows of input a sample, its shape, and the products with it in S v."""
+    """``layers``: for each weight matrix the rows of input a sample, its shape, and the products with it in S v.
+
+    Real samples multiply real and imaginary parts of a complex matrix, which is a real one of twice the width.
+    """
 
     network: Callable
     params: Any
@@ -42,7 +45,7 @@ def complex_rbm(precision) -> System:
     """40 spins, 160 hidden units, holomorphic."""
     dtype = jnp.result_type(f"float{precision}", jnp.complex64)
     params = random_rbm(jax.random.key(0), sites=40, alpha=4, dtype=dtype)
-    return System(rbm, params, _spins(4096, 40, precision), [(1, (40, 160), FIRST)], holomorphic=True)
+    return System(rbm, params, _spins(4096, 40, precision), [(1, (40, 320), FIRST)], holomorphic=True)
 
 
 def transformer(precision) -> System:
@@ -88,7 +91,7 @@ def vector_like(params):
 
 def multiplications(system: System) -> Callable[[], jax.Array]:
     """The matrix products with weights that a product S v cannot do without, chunk by chunk: the limit."""
-    dtype = jax.tree.leaves(system.params)[0].dtype
+    dtype = jnp.finfo(jax.tree.leaves(system.params)[0].dtype).dtype
     factors = []
     for rows, shape, count in system.layers:
         keys = jax.random.split(jax.random.key(len(factors)))
