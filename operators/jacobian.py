@@ -117,8 +117,8 @@ class Jacobian(LinearOperator):
         def network(trained, chunk):
             return f(eqx.combine(trained, rest), chunk)
 
-        self.network_of_one = self._trace(network, f, 1, precision)
         self.network = self._trace(network, f, self.chunk_size, precision)
+        self.network_of_one = self.network if self.chunk_size == 1 else self._trace(network, f, 1, precision)
         self._check_outputs()
         self.storage, self.mean_rows = Recomputed(), None
         if _is_auto(chunk_size) or _is_auto(storage):

@@ -614,7 +614,7 @@ def test_inside_jit_the_check_is_left_out():
         (dict(f=lambda p, x: jnp.sum(x @ p["w"])), ValueError, ["first axis is the sample axis", "jax.vmap"]),
         (dict(f=lambda p, x: (x @ p["w"])[None]), ValueError, ["first axis is the sample axis", "[1,7]"]),
         (dict(f=lambda p, x: {}), ValueError, ["returns no number"]),
-        (dict(f=lambda p, x: p["w"] * x[:, :0]), ValueError, ["returns no number", "[7,0]"]),
+        (dict(f=lambda p, x: p["w"][0] * x[:, :0]), ValueError, ["returns no number", "[7,0]"]),
         (dict(f=lambda p, x: x[:, 0] > 0), ValueError, ["must return floating-point arrays", "bool[7]"]),
         (dict(holomorphic=True), ValueError, ["needs complex parameters and complex outputs", "Leave it out"]),
     ],
