@@ -73,7 +73,19 @@ def all_rows(jacobian: Jacobian) -> Inexact[Array, "K c numbers P"]:
     def of_chunk(parts, samples):
         return rows_by_groups(jacobian, parts, samples)
 
-    return jacobian.chunks.map(of_chunk, row_parts(jacobian), jacobian.chunks.samples)
+    chunks = jacobian.chunks
+    rows = chunks.map(of_chunk, row_parts(jacobian, centred=False), chunks.samples)
+    if not jacobian.center:
+        return rows
+
+    # The mean of rows that are there, rather than of rows made for it.
+    def weighted_sum(_, rows, weights):
+        flat = weights.astype(real_dtype(rows.dtype)).reshape(-1)
+        total = jnp.matmul(flat, rows.reshape(flat.size, -1), precision="highest")
+        return total.reshape(rows.shape[2:])
+
+    mean = chunks.run(weighted_sum, None, rows, chunks.weights, result="sum")
+    return chunks.run(lambda mean, rows: rows - mean, mean, rows)
 
 
 def rows_by_groups(jacobian: Jacobian, parts: RowParts, samples: PyTree) -> Inexact[Array, "c numbers P"]:
@@ -136,10 +148,10 @@ class RowParts(NamedTuple):
     mean: Inexact[Array, "numbers P"] | None
 
 
-def row_parts(jacobian: Jacobian) -> RowParts:
-    """The network, its parameters, unit outputs of one sample, and the mean row of a centred Jacobian."""
+def row_parts(jacobian: Jacobian, centred: bool = True) -> RowParts:
+    """The network, its parameters, unit outputs of one sample, and the mean row of a centred Jacobian if wanted."""
     units, mean = _units(jacobian), None
-    if jacobian.center:
+    if jacobian.center and centred:
         mean = jax.vmap(lambda gradient: _flatten(jacobian, gradient))(mean_of_pulled(jacobian, units))
     return RowParts(jacobian.network_of_one, jacobian.params, units, mean)
 
