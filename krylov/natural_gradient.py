@@ -6,7 +6,7 @@ on samples :math:`dp = \mu p + D^{-1} J^H (J D^{-1} J^H + 1)^{-1} (e - \mu J p)`
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,30 +16,15 @@ from krylov.operators import Jacobian, LinearOperator
 from krylov.operators.base import Vector
 from krylov.operators.jacobian import StorageName
 from krylov.operators.metric import MetricGramOperator
-from krylov.operators.storage import Recomputed
-from krylov.operators.structure import Structure, same_structure
 
-from .arguments import real_unknowns
-from .damping import Damping, as_arrays, make_damping, scaled
+from .damping import as_arrays, make_damping, scaled
 from .lstsq import lstsq
-from .methods import Direct, Method, method_named
+from .methods import Method
 from .parameters import like_params, trained_vector
+from .recycler import Recycler, RecyclerState
+from .routes import choose_route
 from .solution import Solution
 from .solve import solve
-
-ROUTES = ("parameters", "samples", "least_squares")
-
-
-def check_route(where: str, route: str) -> None:
-    """Refuse a route that is none.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if route not in ("auto", *ROUTES):
-        raise ValueError(
-            f"{where}: unknown route.\n  got       {route!r}\n  expected  'auto', {', '.join(map(repr, ROUTES))}"
-        )
 
 
 class NaturalGradientSolution(Solution):
@@ -51,10 +36,12 @@ class NaturalGradientSolution(Solution):
     Attributes:
         route: ``"parameters"``, ``"samples"`` or ``"least_squares"``.
         reason: why this route was taken.
+        recycler_state: for the next step, with a ``recycler``; else None.
     """
 
     route: str = eqx.field(static=True)
     reason: str = eqx.field(static=True)
+    recycler_state: RecyclerState | None = None
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}; route {self.route}: {self.reason})"
@@ -71,6 +58,8 @@ def natural_gradient(
     route: str = "auto",
     method: str | Method = "auto",
     preconditioner: Any = None,
+    recycler: Recycler | None = None,
+    recycler_state: RecyclerState | None = None,
     x0: Vector | None = None,
     mu: Any = 0.0,
     previous: PyTree | None = None,
@@ -98,9 +87,9 @@ def natural_gradient(
     - ``"least_squares"``: :math:`\min \|J\,dp - e\|^2 + \lambda\|dp\|^2` by `lstsq`, where the condition is not
       squared: for small shifts and many digits. Never chosen by itself.
 
-    ``"auto"`` takes the side that the preconditioner or the first guess belongs to. Else, with several chunks it takes
-    parameters, where a product makes one pass instead of two; with one chunk, where products cost the same, and for the
-    dense methods, the side with fewer unknowns. With a shift known to be zero, parameters.
+    ``"auto"`` takes the side that the preconditioner, the recycler's state or the first guess belongs to. Else, with
+    several chunks it takes parameters, where a product makes one pass instead of two; with one chunk, where products
+    cost the same, and for the dense methods, the side with fewer unknowns. With a shift known to be zero, parameters.
 
     Args:
         f: ``f(params, samples)``, sample axis first: log-amplitudes, say.
@@ -114,6 +103,10 @@ def natural_gradient(
         method: as in `solve`; as in `lstsq` for least squares.
         preconditioner: as in `solve`, for the operator of the route; a recipe, such as ``krylov.Nystrom(64)``, is built
             in each call.
+        recycler: solves in place of ``method`` and ``preconditioner``, with what the steps before have learnt.
+        recycler_state: that of the solution of the step before; None in the first step. To have it before that, in a
+            loop under ``jax.lax.scan`` say: ``recycler.start(op)`` with the operator of the route,
+            `quantum_geometric_tensor` or `neural_tangent_kernel`.
         x0: first guess for the unknown of the route: the ``x`` of a solution.
         mu: momentum of SPRING, between 0 and 1: the step is drawn to ``mu`` times the ``previous`` one where the
             samples say nothing.
@@ -165,25 +158,53 @@ def natural_gradient(
     if previous is not None:
         before = trained_vector("natural_gradient", "previous", previous, J.in_structure())
         before = scaled(as_arrays(mu), before)
-    route, reason = _route(J, route, method, preconditioner, x0, damping)
-    solved = {"parameters": _on_parameters, "samples": _on_samples, "least_squares": _by_least_squares}[route]
-    step, solution = solved(J, J.sample_vector(values), damping, before, method, preconditioner, x0, options)
+    check_recycler("natural_gradient", recycler, route, method, preconditioner, recycler_state)
+    route, reason = choose_route(J, route, method, preconditioner, recycler_state, x0, damping)
+    e = J.sample_vector(values)
+    if route == "least_squares":
+        step, solution = _by_least_squares(J, e, damping, before, method, preconditioner, x0, options)
+    else:
+        solver = _Solver(method, preconditioner, recycler, recycler_state, options)
+        on_side = _on_parameters if route == "parameters" else _on_samples
+        step, solution, recycler_state = on_side(J, e, damping, before, solver, x0)
     fields = {name: getattr(solution, name) for name in Solution.__dataclass_fields__}
-    return like_params(step, J.in_structure(), params), NaturalGradientSolution(**fields, route=route, reason=reason)
+    solution = NaturalGradientSolution(**fields, route=route, reason=reason, recycler_state=recycler_state)
+    return like_params(step, J.in_structure(), params), solution
 
 
-def _on_parameters(J, e, damping, before, method, preconditioner, x0, options):
+class _Solver(NamedTuple):
+    """How the square system of a step is solved."""
+
+    method: str | Method
+    preconditioner: Any
+    recycler: Recycler | None
+    state: RecyclerState | None
+    options: dict[str, Any]
+
+    def __call__(
+        self, op: LinearOperator, b: Vector, shift: Any, x0: Vector | None
+    ) -> tuple[Solution, RecyclerState | None]:
+        """Solve, and what to carry to the next step."""
+        if self.recycler is None:
+            preconditioner = self.preconditioner
+            return solve(op, b, self.method, shift=shift, preconditioner=preconditioner, x0=x0, **self.options), None
+        state = self.recycler.start(op) if self.state is None else self.state
+        return self.recycler.solve(op, b, state, shift=shift, x0=x0, **self.options)
+
+
+def _on_parameters(J, e, damping, before, solver: _Solver, x0):
     S, rhs, shift = J.gram(), J.H.mv(e), damping.shift
     if before is not None:
         rhs = _add(rhs, damping.times(before))
-        x0 = before if x0 is None else x0
-    if shift is None:
+        warm = solver.recycler is not None and solver.recycler.warm_start
+        x0 = before if x0 is None and not warm else x0
+    if shift is None or (solver.recycler is not None and damping.operator is not None):
         S, shift = S + damping.operator, 0.0
-    solution = solve(S, rhs, method, shift=shift, preconditioner=preconditioner, x0=x0, **options)
-    return solution.x, solution
+    solution, state = solver(S, rhs, shift, x0)
+    return solution.x, solution, state
 
 
-def _on_samples(J, e, damping, before, method, preconditioner, x0, options):
+def _on_samples(J, e, damping, before, solver: _Solver, x0):
     if before is not None:
         e = _subtract(e, J.mv(before))
     if damping.operator is None:
@@ -191,11 +212,11 @@ def _on_samples(J, e, damping, before, method, preconditioner, x0, options):
     else:
         inverse = damping.inverse()
         T, shift = MetricGramOperator(J.H, inverse), 1.0
-    solution = solve(T, e, method, shift=shift, preconditioner=preconditioner, x0=x0, **options)
+    solution, state = solver(T, e, shift, x0)
     step = J.H.mv(_as(e, solution.x))
     if inverse is not None:
         step = inverse.mv(step)
-    return step if before is None else _add(step, before), solution
+    return step if before is None else _add(step, before), solution, state
 
 
 def _by_least_squares(J, e, damping, before, method, preconditioner, x0, options):
@@ -234,33 +255,34 @@ def _as(like, vector):
     return jax.tree.map(lambda x, y: y.astype(x.dtype), like, vector)
 
 
-def _route(J, route, method, preconditioner, x0, damping: Damping) -> tuple[str, str]:
-    check_route("natural_gradient", route)
-    if damping.known_singular and (route == "samples" or (route == "least_squares" and damping.operator is not None)):
+def check_recycler(
+    where: str, recycler: Any, route: str, method: str | Method, preconditioner: Any, state: Any = None
+) -> None:
+    """Refuse what a recycler does not go with.
+
+    Raises:
+        ValueError: another method or preconditioner, or a route that it does not solve.
+        TypeError: it is no recycler.
+    """
+    if recycler is None:
+        if state is not None:
+            raise ValueError(f"{where}: recycler_state without its recycler; pass both.")
+        return
+    if not isinstance(recycler, Recycler):
+        raise TypeError(f"{where}: recycler must be a krylov.Recycler, not {type(recycler).__name__}.")
+    if route == "least_squares":
         raise ValueError(
-            f"natural_gradient: route={route!r} divides by the shift, which must be positive.\n"
-            "  got       a shift of zero\n  Give a shift, for every trained leaf, or take route='parameters'."
+            f"{where}: the route by least squares takes no recycler.\n"
+            "  Leave it out, or take route='parameters' or 'samples'."
         )
-    if route != "auto":
-        return route, "asked for"
-    sides = {"parameters": J.in_structure(), "samples": J.out_structure()}
-    if damping.known_singular:
-        return "parameters", "no shift"
-    for what, structure in (("preconditioner", _domain(preconditioner)), ("x0", x0)):
-        known = structure is not None
-        fits = [side for side, expected in sides.items() if known and same_structure(structure, expected)]
-        if fits:
-            return fits[0], f"that is where {what} acts" if what == "preconditioner" else "that is where x0 lies"
-    count = {side: real_unknowns(structure) for side, structure in sides.items()}
-    sizes = f"{count['samples']} real unknowns on samples, {count['parameters']} on parameters"
-    smaller = "samples" if count["samples"] < count["parameters"] else "parameters"
-    chosen = method if isinstance(method, str) and method == "auto" else method_named(method)
-    if isinstance(chosen, Direct):
-        return smaller, f"the smaller matrix: {sizes}"
-    if J.chunks.weights.shape[0] > 1 and isinstance(J.storage, Recomputed):
-        return "parameters", "one pass over the chunks a product, not two"
-    return smaller, f"products cost the same and vectors are shorter: {sizes}"
-
-
-def _domain(preconditioner: Any) -> Structure | None:
-    return preconditioner.in_structure() if isinstance(preconditioner, LinearOperator) else None
+    if preconditioner is not None:
+        raise ValueError(
+            f"{where}: a recycler brings its own preconditioner.\n  got       preconditioner={preconditioner!r}\n"
+            "  Give its recipe to the recycler: krylov.Recycler(recipe)."
+        )
+    if method not in ("auto", recycler.method):
+        raise ValueError(
+            f"{where}: a recycler brings its own method.\n"
+            f"  got       method={method!r}\n  expected  'auto' or {recycler.method!r}\n"
+            "  Give it to the recycler: krylov.Recycler(method=...)."
+        )

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from krylov.operators.base import LinearOperator, Vector
 from krylov.operators.structure import describe, same_structure, zeros
 
-from .coordinates import coordinates_of
+from .coordinates import Coordinates, coordinates_of
 from .preconditioners import Nystrom, SpectralInverse
 from .preconditioners.base import check_shift, without_derivatives
 from .preconditioners.nystrom import rows_of
@@ -103,8 +103,15 @@ class Recycler(eqx.Module):
         Args:
             op: an operator on the same vectors as those to come, over the same field.
         """
-        coordinates = coordinates_of(op)
-        rows, real = rows_of(self.preconditioner, op.in_structure(), op.field), coordinates.real_dtype
+        return self.start_on(coordinates_of(op))
+
+    def start_on(self, coordinates: Coordinates) -> RecyclerState:
+        """The state before the first solve, where the space is known and the operator is not made yet.
+
+        Args:
+            coordinates: those of the space, ``state.preconditioner.coordinates`` of a state that was traced, say.
+        """
+        rows, real = rows_of(self.preconditioner, coordinates.structure, coordinates.field), coordinates.real_dtype
         # Distinct arrays: a state may be donated.
         number, count = lambda: jnp.zeros((), real), lambda: jnp.zeros((), jnp.int32)
         empty = SpectralInverse(
@@ -118,7 +125,7 @@ class Recycler(eqx.Module):
         )
         return RecyclerState(
             preconditioner=empty,
-            solution=zeros(op.in_structure()),
+            solution=zeros(coordinates.structure),
             fresh=count(),
             plain=number(),
             measured=jnp.zeros((), bool),
@@ -139,7 +146,8 @@ class Recycler(eqx.Module):
             b: right-hand side.
             state: from `start` or the solve before.
             shift: a real number.
-            options: as for `krylov.solve`: ``rtol``, ``atol``, ``maxiter``, ``throw``.
+            options: as for `krylov.solve`: ``rtol``, ``atol``, ``maxiter``, ``throw``; ``x0`` goes before the warm
+                start.
 
         Returns:
             The `Solution`, whose ``matvecs`` count the products of building too, and the new state.
@@ -158,8 +166,9 @@ class Recycler(eqx.Module):
         shift = check_shift("Recycler.solve", shift, before.coordinates)
         state = without_derivatives(state)
         kept, applied, due, used = _renewed(self, *without_derivatives((op, state, shift)))
-        guess = {"x0": state.solution} if self.warm_start else {}
-        solution = solve(op, b, self.method, shift=shift, preconditioner=applied, **guess, **options)
+        if self.warm_start and options.get("x0") is None:
+            options["x0"] = state.solution
+        solution = solve(op, b, self.method, shift=shift, preconditioner=applied, **options)
         return _carried(self, solution, state, kept, due, used)
 
 
@@ -207,7 +216,7 @@ def _carried(recycler, solution, state, preconditioner, due, used):
     finite = jnp.isfinite(solution.residual_norm)
     new = RecyclerState(
         preconditioner=preconditioner,
-        solution=jax.tree.map(lambda a, b: jnp.where(finite, a, b), solution.x, state.solution),
+        solution=jax.tree.map(lambda a, b: jnp.where(finite, a, b).astype(b.dtype), solution.x, state.solution),
         fresh=jnp.where(used, fresh, state.fresh).astype(jnp.int32),
         plain=jnp.where(used, plain, iterations).astype(real),
         measured=state.measured | ~used,

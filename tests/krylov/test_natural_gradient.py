@@ -321,3 +321,69 @@ def test_a_network_that_is_not_finite_is_said_so():
             f, broken, SAMPLES, values_of(f, params), shift=0.1, route=route, chunk_size=7
         )
         assert solution.status is krylov.Status.NONFINITE
+
+
+@pytest.mark.parametrize("route", ["parameters", "samples"])
+def test_recycled_steps_are_right_whatever_was_learnt_before(route):
+    """New parameters, samples, values, shift and momentum in each step, and a space of a system far away."""
+    f, recycler = networks.mixed, krylov.Recycler(krylov.Nystrom(8, tolerance=0.0))
+
+    @jax.jit
+    def step(params, samples, values, shift, previous, state):
+        options = dict(shift=shift, mu=shift, previous=previous, route=route, rtol=TIGHT)
+        return krylov.natural_gradient(
+            f, params, samples, values, recycler=recycler, recycler_state=state, chunk_size=7, **options
+        )
+
+    params = networks.mixed_params(REAL)
+    J = krylov.Jacobian(f, params, SAMPLES, center=True)
+    state, used = recycler.start(J.gram() if route == "parameters" else J.cogram()), []
+    for seed, shift in enumerate([0.1, 0.5, SHIFT, 0.1]):
+        params = networks.mixed_params(REAL, seed=seed)
+        samples, values, previous = SAMPLES + seed, values_of(f, params, seed), networks.mixed_params(REAL, seed=9)
+        found, solution = step(params, samples, values, shift, previous, state)
+        state = solution.recycler_state
+        assert solution.status is krylov.Status.CONVERGED and solution.route == route
+        used.append(int(state.preconditioner.rank))
+        plain, _ = krylov.natural_gradient(
+            f, params, samples, values, shift=shift, mu=shift, previous=previous, method="cholesky", route=route
+        )
+        close(found, flat(plain), 1e4)
+    assert used[0] == 8 and int(state.steps) == 4
+    assert step._cache_size() == 1
+
+
+def test_recycled_steps_with_a_shift_for_each_parameter():
+    f, params = NETWORKS["mixed"]
+    values, recycler = values_of(f, params), krylov.Recycler(krylov.Nystrom(8, tolerance=0.0))
+    shift = {name: 0.01 * (i + 1) for i, name in enumerate(params)}
+    for route in ("parameters", "samples"):
+        options = dict(shift=shift, diag_scale=0.1, rtol=TIGHT, recycler=recycler)
+        first, solution = krylov.natural_gradient(f, params, SAMPLES, values, route=route, **options)
+        state = solution.recycler_state
+        # What was learnt at another shift, which is in the operator here; its space decides the route.
+        options["shift"] = jax.tree.map(lambda s: 3 * s, shift)
+        step, solution = krylov.natural_gradient(f, params, SAMPLES, values, recycler_state=state, **options)
+        assert solution.route == route and "recycler_state" in solution.reason
+        rows, e = dense_system(f, params, values, None)
+        each = jax.tree.map(lambda d, p: np.full(p.shape, d * (1 + 1j) if np.iscomplexobj(p) else d), shift, params)
+        share = 0.1 * np.sum(rows**2, 0)
+        close(first, dense_step(rows, e, flat(each) + share))
+        close(step, dense_step(rows, e, 3 * flat(each) + share))
+
+
+def test_a_recycler_beside_what_it_brings_itself_is_refused():
+    f, params = NETWORKS["real"]
+    recycler = krylov.Recycler(krylov.Nystrom(2))
+    state = recycler.start(krylov.quantum_geometric_tensor(f, params, SAMPLES))
+    for options, words in [
+        (dict(recycler=recycler, preconditioner=krylov.Nystrom(2)), "own preconditioner"),
+        (dict(recycler=recycler, method="minres"), "own method"),
+        (dict(recycler=recycler, route="least_squares"), "takes no recycler"),
+        (dict(recycler_state=state), "without its recycler"),
+        (dict(recycler=recycler, recycler_state=state, route="samples"), "state is of another operator"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            krylov.natural_gradient(f, params, SAMPLES, np.zeros(N, REAL), shift=0.1, **options)
+    with pytest.raises(TypeError, match=r"krylov\.Recycler, not Nystrom"):
+        krylov.natural_gradient(f, params, SAMPLES, np.zeros(N, REAL), shift=0.1, recycler=krylov.Nystrom(2))

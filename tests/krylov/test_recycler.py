@@ -131,6 +131,39 @@ def test_a_system_that_stays_is_learnt_once():
     assert counts[0] - counts[1] == 30 and counts[1] == counts[2] == counts[3]
 
 
+def test_a_warm_start_begins_at_the_last_solution_and_ends_at_the_same():
+    op = MatrixOperator(problems.hermitian("float32", 1 / np.arange(1, 121) ** 2), positive=True)
+    b, change = np.ones(120, np.float32), problems.random_vector("float32", 120)
+    warm, cold = (krylov.Recycler(krylov.Nystrom(rank=8, tolerance=0.0), warm_start=w) for w in (True, False))
+    counts = {}
+    for name, recycler in ("warm", warm), ("cold", cold):
+        state, counts[name] = recycler.start(op), []
+        for size in (0.0, 1e-3, 2e-3, 2e-3):
+            rhs = b + np.float32(size) * change
+            solution, state = recycler.solve(op, rhs, state, shift=1e-3)
+            residual = rhs - op.matrix @ solution.x - np.float32(1e-3) * solution.x
+            assert problems.norm(residual) <= 1.2e-5 * problems.norm(rhs)
+            np.testing.assert_array_equal(state.solution, solution.x)
+            counts[name].append(int(solution.iterations))
+    assert counts["warm"][0] == counts["cold"][0]
+    assert all(w < c for w, c in zip(counts["warm"][1:], counts["cold"][1:])), counts
+    assert counts["warm"][3] == 0  # the same system again
+    # A guess of one's own goes before it: the solution takes no iteration, where zero takes many.
+    guess = np.zeros(120, np.float32)
+    assert int(warm.solve(op, rhs, state, shift=1e-3, x0=guess)[0].iterations) == counts["cold"][3] > 0
+
+
+def test_a_solution_that_is_not_finite_is_no_warm_start():
+    op = MatrixOperator(problems.hermitian("float32", 1 / np.arange(1, 41) ** 2), positive=True)
+    recycler, b = krylov.Recycler(krylov.Nystrom(rank=4), warm_start=True), np.ones(40, np.float32)
+    _, state = recycler.solve(op, b, recycler.start(op), shift=1e-2)
+    broken, after = recycler.solve(op, np.full(40, np.nan, np.float32), state, shift=1e-2)
+    assert broken.status is krylov.Status.NONFINITE
+    np.testing.assert_array_equal(after.solution, state.solution)
+    solution, _ = recycler.solve(op, b, after, shift=1e-2)
+    assert bool(solution.converged) and int(solution.iterations) == 0
+
+
 @pytest.mark.slow
 def test_gradients_pass_through_a_recycled_solve():
     op = MatrixOperator(problems.hermitian("float32", 1 / np.arange(1, 41) ** 2), positive=True)

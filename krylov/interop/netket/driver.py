@@ -13,9 +13,11 @@ from netket.vqs import FullSumState
 
 from krylov.damping import as_arrays
 from krylov.methods import Method
-from krylov.natural_gradient import check_route, natural_gradient
+from krylov.natural_gradient import check_recycler, natural_gradient
 from krylov.operators.structure import is_complex
 from krylov.preconditioners import Preconditioner
+from krylov.recycler import Recycler, RecyclerState
+from krylov.routes import check_route
 
 from .qgt import check_mode
 from .solvers import facts
@@ -41,6 +43,8 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         route: ``"parameters"`` (SR), ``"samples"`` (minSR), ``"least_squares"`` or ``"auto"``.
         method: as in `krylov.solve`.
         preconditioner: a recipe such as ``krylov.Nystrom(64)``, built in each step; or None.
+        recycler: solves in place of ``method`` and ``preconditioner``, with what the steps before have learnt; that is
+            not written to checkpoints.
         rtol: relative tolerance of the linear system.
         maxiter: most iterations.
         chunk_size: samples at a time in the derivatives; default that of the state.
@@ -49,7 +53,7 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         storage: what is kept between products; see `krylov.Jacobian`.
 
     Raises:
-        ValueError: an unknown route or mode.
+        ValueError: an unknown route or mode; a recycler beside a method or a preconditioner.
 
     Reference: Sorella (1998), doi:10.1103/PhysRevLett.80.4558; Chen & Heyl (2024), doi:10.1038/s41567-024-02566-1;
     Goldshlager, Abrahamsen & Lin (2024), doi:10.1016/j.jcp.2024.113351.
@@ -63,6 +67,7 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
     _sparse: Any = struct.field(pytree_node=False, serialize=False, default=None)
     _settings: Any = struct.field(pytree_node=False, serialize=False)
     _old_updates: PyTree = None
+    _recycler_state: RecyclerState | None = struct.field(serialize=False, default=None)
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         route: str = "auto",
         method: str | Method = "auto",
         preconditioner: Preconditioner | None = None,
+        recycler: Recycler | None = None,
         rtol: float = 1e-5,
         maxiter: int | None = None,
         chunk_size: int | None = None,
@@ -85,6 +91,7 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
     ):
         check_mode("VMC_MatrixFree", mode)
         check_route("VMC_MatrixFree", route)
+        check_recycler("VMC_MatrixFree", recycler, route, method, preconditioner)
         super().__init__(variational_state, optimizer, minimized_quantity_name="Energy")
         self._ham = hamiltonian
         self.diag_shift, self.diag_scale, self.momentum = diag_shift, diag_scale, momentum
@@ -92,6 +99,7 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
             route=route,
             method=method,
             preconditioner=preconditioner,
+            recycler=recycler,
             storage=storage,
             rtol=float(rtol),
             maxiter=maxiter,
@@ -109,7 +117,14 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         energies, self._loss_stats = self._local_energies()
         parts = view(self.state)
         shift, scale, momentum = (as_arrays(self._now(x)) for x in (self.diag_shift, self.diag_scale, self.momentum))
-        step, self.info = _step(*parts, energies, shift, scale, momentum, self._old_updates, **self._settings)
+        arguments = *parts[1:], energies, shift, scale, momentum, self._old_updates
+        recycler = self._settings["recycler"]
+        if recycler is not None and self._recycler_state is None:
+            # Traced only, for the space: so the step compiles once.
+            step_of = functools.partial(_step, parts.apply, **self._settings)
+            traced: Any = jax.eval_shape(step_of, *arguments, None)[2]
+            self._recycler_state = recycler.start_on(traced.preconditioner.coordinates)
+        step, self.info, self._recycler_state = _step(parts.apply, *arguments, self._recycler_state, **self._settings)
         if self.momentum is not None:
             self._old_updates = step
         return self._loss_stats, step
@@ -147,12 +162,28 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         return f"VMC_MatrixFree(step_count={self.step_count}, state={self.state})"
 
 
-_SETTINGS = ("route", "method", "preconditioner", "rtol", "maxiter", "chunk_size", "mode", "holomorphic", "storage")
+_SETTINGS = (
+    *("route", "method", "preconditioner", "recycler", "rtol", "maxiter"),
+    *("chunk_size", "mode", "holomorphic", "storage"),
+)
 
 
 @functools.partial(jax.jit, static_argnames=("apply", *_SETTINGS))
 def _step(
-    apply, params, model_state, samples, weights, energies, shift, scale, momentum, previous, *, mode, route, **options
+    apply,
+    params,
+    model_state,
+    samples,
+    weights,
+    energies,
+    shift,
+    scale,
+    momentum,
+    previous,
+    recycler_state,
+    *,
+    mode,
+    **options,
 ):
     log_psi = network(apply, model_state, mode)
     out = jax.eval_shape(log_psi, params, samples)
@@ -168,7 +199,7 @@ def _step(
         mu=0.0 if momentum is None else momentum,
         previous=previous,
         weights=weights,
-        route=route,
+        recycler_state=recycler_state,
         **options,
     )
-    return step, facts(solution)
+    return step, facts(solution), solution.recycler_state

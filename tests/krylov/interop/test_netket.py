@@ -210,6 +210,11 @@ def test_twenty_steps_of_sr_without_a_matrix():
     kind = "not holomorphic"
     reference = run(vmc_sr(full_sum(kind), use_ntk=False, linear_solver=nk.optimizer.solver.cholesky))
     assert_same_run(run(matrix_free(full_sum(kind), route="parameters")), reference)
+    driver = matrix_free(full_sum(kind), route="parameters", recycler=krylov.Recycler(krylov.Nystrom(12)))
+    mine = run(driver)
+    assert_same_run(mine, reference)
+    assert np.all(np.asarray(mine[0].data["info"]["relative_residual"]["value"]) <= 1e-10)
+    assert int(driver._recycler_state.steps) == 20
 
 
 @pytest.mark.parametrize(
@@ -219,6 +224,7 @@ def test_twenty_steps_of_sr_without_a_matrix():
             state, momentum=0.5, diag_shift=lambda step: 0.1 / (1 + step), preconditioner=krylov.Nystrom(8)
         ),
         lambda state: sr(state, qgt=QGT(), solver=cg(preconditioner=krylov.Nystrom(8))),
+        lambda state: matrix_free(state, route="samples", recycler=krylov.Recycler(krylov.Nystrom(8))),
     ],
 )
 def test_nothing_is_traced_or_compiled_again_from_step_to_step(build):
@@ -264,5 +270,7 @@ def test_bad_input_is_named():
         QGT(state, mode="imaginary")
     with pytest.raises(ValueError, match="unknown route"):
         matrix_free(state, route="sideways")
+    with pytest.raises(ValueError, match="VMC_MatrixFree: a recycler brings its own method"):
+        matrix_free(state, method="minres", recycler=krylov.Recycler())
     with pytest.raises(ValueError, match="imaginary part"):
         QGT(state) @ jax.tree.map(lambda p: 1j * p, state.parameters)
