@@ -236,6 +236,22 @@ def small_tridiagonal(dtype, n=5) -> System:
     return _system(tridiagonal(-1.0, 3.0, -1.0, n), dtype, np.ones(n))
 
 
+def pyamg_example(name, dtype):
+    """Problem 23, one of those that pyamg ships: a SciPy matrix, and a right-hand side in its range.
+
+    In complex precision a real one is turned by a diagonal of phases, which leaves its eigenvalues alone.
+    """
+    import scipy.sparse
+    from pyamg.gallery import load_example
+
+    matrix = load_example(name)["A"].tocsr()
+    if is_complex(dtype) and not is_complex(matrix.dtype):
+        phases = scipy.sparse.diags_array(np.exp(1j * np.arange(matrix.shape[0])))
+        matrix = (phases @ matrix @ phases.conj()).tocsr()
+    rhs = matrix @ wide(random_vector(dtype, matrix.shape[0]))
+    return matrix.astype(dtype), rhs.astype(dtype)
+
+
 def general(dtype, n=10, seed=0) -> System:
     """No symmetry; singular values from 1 to 4, eigenvalues in the right half plane."""
     rest = unitary(dtype, n, seed) @ unitary(dtype, n, seed + 1)
