@@ -8,7 +8,24 @@ from krylov.operators.curvature import fisher, gauss_newton, hessian, neural_tan
 from . import processes
 from .lstsq import lstsq
 from .many import solve_many
-from .methods import CG, CGLS, CR, CRAIG, FCG, GMRES, LSMR, LSQR, LU, MINRES, MINRESQLP, SVD, BiCGStab, Cholesky, Eigh
+from .methods import (
+    CG,
+    CGLS,
+    CR,
+    CRAIG,
+    FCG,
+    GMRES,
+    LSMR,
+    LSQR,
+    LU,
+    MINRES,
+    MINRESQLP,
+    SVD,
+    BiCGStab,
+    BiCGStabL,
+    Cholesky,
+    Eigh,
+)
 from .natural_gradient import natural_gradient
 from .preconditioners import BlockJacobi, Deflation, Jacobi, Nystrom, SampleNystrom, SampleWoodbury
 from .recycler import Recycler
@@ -34,6 +51,7 @@ __all__ = [
     "MINRESQLP",
     "SVD",
     "BiCGStab",
+    "BiCGStabL",
     "BlockJacobi",
     "Cholesky",
     "ConvergenceError",

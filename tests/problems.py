@@ -20,7 +20,7 @@ DTYPES = (
 REAL_DTYPES = ("float32", pytest.param("float64", marks=_DOUBLE))
 SINGLE_DTYPES = ("float32", "complex64")
 
-ITERATIVE = ("cg", "minres", "gmres", "bicgstab")
+ITERATIVE = ("cg", "minres", "gmres", "bicgstab", "bicgstabl")
 DIRECT = ("cholesky", "lu")
 METHODS = (*ITERATIVE, *DIRECT)
 HERMITIAN_METHODS = ("cg", "minres", "cholesky")

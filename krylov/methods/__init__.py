@@ -4,6 +4,7 @@ import difflib
 from typing import Any
 
 from .bicgstab import BiCGStab
+from .bicgstabl import BiCGStabL
 from .cg import CG
 from .cgls import CGLS
 from .cr import CR
@@ -20,7 +21,8 @@ from .recurrence import Direct, Method, Recurrence
 from .spectral import SVD, Eigh
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (CG, MINRES, MINRESQLP, CR, FCG, GMRES, BiCGStab, Cholesky, LU, Eigh, SVD)
+    method.name: method
+    for method in (CG, MINRES, MINRESQLP, CR, FCG, GMRES, BiCGStab, BiCGStabL, Cholesky, LU, Eigh, SVD)
 }
 
 LEAST_SQUARES_METHODS: dict[str, type[Method]] = {method.name: method for method in (LSMR, LSQR, CGLS, CRAIG)}
@@ -64,6 +66,7 @@ __all__ = [
     "MINRESQLP",
     "SVD",
     "BiCGStab",
+    "BiCGStabL",
     "Cholesky",
     "Direct",
     "Eigh",

@@ -196,7 +196,7 @@ def test_derivatives_are_right_for_cotangents_and_tangents_of_every_size_in_floa
             assert norm(got[i] / scale - expected) <= 1e-4 * norm(expected), scale
 
 
-@pytest.mark.parametrize("method", problems.slow_but(["gmres", "bicgstab"], "bicgstab"))
+@pytest.mark.parametrize("method", problems.slow_but(["gmres", "bicgstab", "bicgstabl"], "bicgstab"))
 def test_the_transposed_solve_uses_the_adjoint_of_a_preconditioner_that_is_not_symmetric(method):
     """With the exact inverse three products are enough, in both directions or in neither."""
     A, b = problems.general("float32")

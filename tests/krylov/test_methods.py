@@ -155,7 +155,7 @@ def test_condition_of_a_million(method):
     n, dtype = 10, "complex128"
     if method == "minres":
         matrix = problems.hermitian(dtype, np.geomspace(1e-6, 1, n) * (-1.0) ** np.arange(n))
-    elif method == "bicgstab":
+    elif method in ("bicgstab", "bicgstabl"):
         matrix = np.diag(np.geomspace(1e-6, 1, n)) + np.triu(random_vector(dtype, n, n), 1) * 1e-7
     elif method in ("gmres", "lu"):
         matrix = problems.unitary(dtype, n, 1) * np.geomspace(1e-6, 1, n) @ problems.unitary(dtype, n, 2)

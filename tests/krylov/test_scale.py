@@ -13,7 +13,7 @@ from tests.problems import norm, true_residual
 
 POSITIVE = ("cg", "fcg", "cr", "cholesky")
 HERMITIAN = (*POSITIVE, "minres", "minres_qlp", "eigh")
-ITERATIVE = ("cg", "fcg", "cr", "minres", "minres_qlp", "gmres", "bicgstab")
+ITERATIVE = ("cg", "fcg", "cr", "minres", "minres_qlp", "gmres", "bicgstab", "bicgstabl")
 DIRECT = ("cholesky", "lu", "eigh", "svd")
 FLOAT32 = [
     pytest.param(method, "float32", marks=[] if method in ("minres", "cr", "gmres") else [pytest.mark.slow])
