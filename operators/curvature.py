@@ -210,7 +210,8 @@ class HessianOperator(HermitianOperator):
     cotangent: Vector  # the adjoint product with it is the gradient
 
     def _product(self, vector: Vector) -> Vector:
-        return closed_linear_call(_hessian_product, None, (self.jacobian, self.cotangent), vector)
+        residuals, one_by_one = (self.jacobian, self.cotangent), self.jacobian.storage.one_by_one
+        return closed_linear_call(_hessian_product, None, residuals, vector, one_by_one=one_by_one)
 
     def in_structure(self) -> Structure:
         """The trainable parameters."""

@@ -81,17 +81,24 @@ def linear_call(
         callee=callee_all,
         transpose=LazyJaxpr(lambda: transposed_all),
         num_residuals=len(arguments),
+        one_by_one=False,
     )
     return jax.tree.unflatten(out_tree, out)
 
 
 def closed_linear_call(
-    fun: Callable[[Any, Any], Any], fun_transpose: Callable[[Any, Any], Any] | None, residuals: Any, linear: Any
+    fun: Callable[[Any, Any], Any],
+    fun_transpose: Callable[[Any, Any], Any] | None,
+    residuals: Any,
+    linear: Any,
+    *,
+    one_by_one: bool = False,
 ) -> Any:
     r"""`linear_call` for functions that close over no traced value, so that the transpose is traced only when used.
 
     ``fun_transpose=None`` promises that the map equals its adjoint, :math:`F^H = F` in the real inner product; the
-    transpose is then :math:`y \mapsto \overline{F \bar y}` and costs no second function.
+    transpose is then :math:`y \mapsto \overline{F \bar y}` and costs no second function. Under ``vmap`` over ``linear``
+    alone, ``one_by_one`` evaluates one member after the other.
     """
     callee, out_tree = _trace(fun, residuals, linear)
     if any(is_traced(c) for c in callee.consts):
@@ -118,6 +125,7 @@ def closed_linear_call(
         callee=callee,
         transpose=LazyJaxpr(trace_transpose),
         num_residuals=len(residual_leaves),
+        one_by_one=one_by_one,
     )
     return jax.tree.unflatten(out_tree, out)
 
@@ -152,18 +160,16 @@ linear_call_p = Primitive("krylov_linear_call")
 linear_call_p.multiple_results = True
 
 
-def _evaluate(*args, callee, transpose, num_residuals):
-    del transpose, num_residuals
+def _evaluate(*args, callee, **_):
     return jaxpr_as_fun(callee)(*args)
 
 
-def _abstract_eval(*avals, callee, transpose, num_residuals):
-    del avals, transpose, num_residuals
+def _abstract_eval(*_, callee, **__):
     return list(callee.out_avals), callee.effects
 
 
-def _jvp(primals, tangents, *, callee, transpose, num_residuals):
-    params = dict(callee=callee, transpose=transpose, num_residuals=num_residuals)
+def _jvp(primals, tangents, **params):
+    callee, num_residuals = params["callee"], params["num_residuals"]
     residuals, linear = primals[:num_residuals], primals[num_residuals:]
     residuals_dot, linear_dot = tangents[:num_residuals], tangents[num_residuals:]
     out = linear_call_p.bind(*primals, **params)
@@ -185,7 +191,7 @@ def _jvp(primals, tangents, *, callee, transpose, num_residuals):
     return out, out_dot
 
 
-def _transpose(cotangents, *args, callee, transpose, num_residuals):
+def _transpose(cotangents, *args, callee, transpose, num_residuals, one_by_one):
     residuals, linear = args[:num_residuals], args[num_residuals:]
     if all(type(ct) is ad.Zero for ct in cotangents):
         return [None] * len(args)
@@ -210,14 +216,16 @@ def _transpose(cotangents, *args, callee, transpose, num_residuals):
         callee=transpose.get(),
         transpose=LazyJaxpr(lambda: callee),
         num_residuals=num_residuals,
+        one_by_one=one_by_one,
     )
     wanted = [ct if ad.is_undefined_primal(x) else None for ct, x in zip(back, linear, strict=True)]
     return [None] * num_residuals + wanted
 
 
-def _batch(axis_data, args, dims, *, callee, transpose, num_residuals):
+def _batch(axis_data, args, dims, *, callee, transpose, num_residuals, one_by_one):
+    shared = dict(num_residuals=num_residuals, one_by_one=one_by_one)
     if all(d is None for d in dims):  # JAX asks all the same
-        out = linear_call_p.bind(*args, callee=callee, transpose=transpose, num_residuals=num_residuals)
+        out = linear_call_p.bind(*args, callee=callee, transpose=transpose, **shared)
         return out, [None] * len(out)
     size = axis_data.size
     residuals, linear = args[:num_residuals], args[num_residuals:]
@@ -233,6 +241,8 @@ def _batch(axis_data, args, dims, *, callee, transpose, num_residuals):
 
     def batched(closed: ClosedJaxpr, linear_types) -> ClosedJaxpr:
         in_axes = (*residual_dims, *(0 for _ in linear_types))
+        if one_by_one and all(d is None for d in residual_dims):
+            return jax.make_jaxpr(_loop(closed, num_residuals))(*residual_types, *linear_types)
         return jax.make_jaxpr(jax.vmap(jaxpr_as_fun(closed), in_axes=in_axes, **options))(
             *residual_types, *linear_types
         )
@@ -244,9 +254,19 @@ def _batch(axis_data, args, dims, *, callee, transpose, num_residuals):
         *linear,
         callee=callee_batched,
         transpose=LazyJaxpr(lambda: batched(transpose.get(), cotangent_types)),
-        num_residuals=num_residuals,
+        **shared,
     )
     return out, [0] * len(out)
+
+
+def _loop(closed: ClosedJaxpr, num_residuals: int) -> Callable:
+    """A program run for each of the linear inputs along their first axis."""
+
+    def run(*args):
+        residuals, linear = args[:num_residuals], args[num_residuals:]
+        return jax.lax.map(lambda members: jaxpr_as_fun(closed)(*residuals, *members), linear)
+
+    return run
 
 
 linear_call_p.def_impl(_evaluate)

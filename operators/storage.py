@@ -51,12 +51,22 @@ class Storage(eqx.Module):
         """All rows, by chunks, where they are kept; see `rows`."""
         return None
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the products of a batch of vectors are better taken one after the other."""
+        return False
+
 
 class Chunked(Storage):
     """A storage whose products are loops over chunks, with the derivative of the network on each.
 
     Its functions of a chunk take what all chunks share, and what is the chunk's own.
     """
+
+    @property
+    def one_by_one(self) -> bool:
+        """On CPUs: there XLA's batched derivatives take longer a vector, and jaxlib 0.10.2 gets some of them wrong."""
+        return jax.default_backend() == "cpu"
 
     @abc.abstractmethod
     def shared(self, jacobian: Jacobian) -> Any:

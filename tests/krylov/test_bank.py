@@ -18,7 +18,20 @@ from tests import problems
 from tests.problems import assert_honest, assert_honest_least_squares, eps, norm, wide
 
 N = 40
-POSITIVE = ("cg", "fcg", "cr", "minres", "minres_qlp", "gmres", "bicgstab", "bicgstabl", "cholesky", "lu", "eigh", "svd")
+POSITIVE = (
+    "cg",
+    "fcg",
+    "cr",
+    "minres",
+    "minres_qlp",
+    "gmres",
+    "bicgstab",
+    "bicgstabl",
+    "cholesky",
+    "lu",
+    "eigh",
+    "svd",
+)
 HERMITIAN = ("minres", "minres_qlp", "gmres", "lu", "eigh", "svd")
 GENERAL = ("gmres", "bicgstab", "bicgstabl", "lu", "svd")
 RECTANGULAR = ("lsmr", "lsqr", "cgls")

@@ -51,7 +51,9 @@ def test_sharded_system_gives_the_same_answer(method, kind):
     assert norm(wide(spread.x) - wide(alone.x)) <= 1e3 * eps("float32") * norm(alone.x)
 
 
-@pytest.mark.parametrize("method, kind", on_each_mesh(("cg", "minres", "gmres", "bicgstab", "bicgstabl", "cholesky"), "cg"))
+@pytest.mark.parametrize(
+    "method, kind", on_each_mesh(("cg", "minres", "gmres", "bicgstab", "bicgstabl", "cholesky"), "cg")
+)
 def test_sharded_vectors_stay_sharded(method, kind):
     b = problems.random_vector("float32", 8 * 100)
     d = (2 + np.sin(np.arange(800))).astype("float32")

@@ -193,9 +193,14 @@ def test_single_precision_agrees_with_double_where_a_layer_is_normalised():
         out = h.mean(1) @ params["head"]
         return jnp.sum(out[:, 0::2] + 1j * out[:, 1::2], axis=-1)
 
-    def product(dtype):
-        cast = jax.tree.map(lambda x: jnp.asarray(x, dtype), (params, samples))
-        return Jacobian(f, *cast, center=True).gram() @ cast[0]
+    outputs = rng.normal(size=(2, 256)) + 1j * rng.normal(size=(2, 256))
 
-    for single, double in zip(jax.tree.leaves(product(np.float32)), jax.tree.leaves(product(np.float64)), strict=True):
+    def products(dtype):
+        cast = jax.tree.map(lambda x: jnp.asarray(x, dtype), (params, samples))
+        J = Jacobian(f, *cast, center=True)
+        batch = jnp.asarray(outputs, J.out_structure().dtype)
+        return J.gram() @ cast[0], J.H.mm(batch), jax.vmap(lambda y: J.cogram() @ y)(batch)
+
+    pairs = zip(jax.tree.leaves(products(np.float32)), jax.tree.leaves(products(np.float64)), strict=True)
+    for single, double in pairs:
         np.testing.assert_allclose(single, double, atol=1e-5 * np.abs(double).max())
