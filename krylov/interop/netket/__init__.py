@@ -5,7 +5,7 @@ Needs the extra ``netket``.
 
 from .driver import VMC_MatrixFree
 from .qgt import QGT, KrylovQGT
-from .solvers import Solver, auto, bicgstab, cg, cholesky, cr, fcg, gmres, lu, minres, minres_qlp
+from .solvers import Solver, auto, bicgstab, cg, cholesky, cr, fcg, gmres, lsmr, lu, minres, minres_qlp
 
 __all__ = [
     "QGT",
@@ -19,6 +19,7 @@ __all__ = [
     "cr",
     "fcg",
     "gmres",
+    "lsmr",
     "lu",
     "minres",
     "minres_qlp",

@@ -1,21 +1,23 @@
 """krylov's methods as NetKet calls a linear solver: ``solver(A, b, x0=None) -> (x, info)``."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 from netket.optimizer.linear_operator import LinearOperator as NetKetOperator
 
-from krylov.methods import Method
-from krylov.operators import FunctionOperator, MatrixOperator
+from krylov.driver import is_scalar
+from krylov.lstsq import lstsq
+from krylov.methods import LEAST_SQUARES_METHODS, LeastSquares, Method
+from krylov.operators import DiagonalOperator, FunctionOperator, IdentityOperator, LinearOperator, MatrixOperator
 from krylov.operators.base import Vector
-from krylov.operators.structure import all_complex, is_complex
+from krylov.operators.structure import all_complex, common_dtype, is_complex, real_dtype
 from krylov.preconditioners import Preconditioner
 from krylov.solution import Solution
 from krylov.solve import solve
-from krylov.vectors import divide
+from krylov.vectors import divide, safe_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +29,20 @@ class Solver:
     ``iterations``, ``matvecs``, the true ``residual_norm``, ``relative_residual`` (to the right-hand side) and
     ``converged``, which NetKet's drivers log. A matrix is taken to be hermitian and positive, as NetKet's are.
 
+    The methods for least squares, ``lsmr`` say, are taken too, on the matrix A with its shift. There lsmr is minres on
+    :math:`A^2 x = A b`: right, but slower than minres and cg, and without a preconditioner. What it is better for, the
+    damped least-squares problem of the Jacobian itself, whose condition is the root of the matrix's, is no system that
+    NetKet hands to a solver: ``VMC_MatrixFree(route="least_squares")`` solves that.
+
     Args:
-        method: as in `krylov.solve`.
+        method: as in `krylov.solve` or `krylov.lstsq`.
         rtol: relative tolerance of the true residual.
         atol: absolute tolerance.
         maxiter: most iterations.
         preconditioner: a recipe such as ``krylov.Nystrom(64)``, built for each system; or None.
+
+    Raises:
+        ValueError: an unknown method, or a preconditioner for least squares.
 
     Example:
         >>> A = jnp.array([[4.0, 1.0], [1.0, 3.0]])
@@ -75,9 +85,42 @@ class Solver:
         """Solve with an operator of krylov."""
         if x0 is not None:
             x0 = jax.tree.map(lambda x, like: jnp.asarray(x).astype(like.dtype), x0, b)
+        if _by_least_squares(self.method):
+            return self._least_squares(self.method, op, b, x0, shift)
         options: dict[str, Any] = dict(rtol=self.rtol, atol=self.atol, maxiter=self.maxiter)
         solution = solve(op, b, self.method, x0=x0, shift=shift, preconditioner=self.preconditioner, **options)
         return solution.x, facts(solution)
+
+    def __post_init__(self):
+        if _by_least_squares(self.method) and self.preconditioner is not None:
+            raise ValueError(
+                f"krylov.interop.netket: {self.method} takes no preconditioner.\n"
+                f"  got       {self.preconditioner!r}\n  Use cg or minres with it."
+            )
+
+    def _least_squares(
+        self, method: str | LeastSquares, op: LinearOperator, b: Vector, x0: Vector | None, shift: Any
+    ) -> tuple[Vector, dict[str, Array]]:
+        shifted = op + _diagonal(shift, op)
+        # By the residual alone: the gradient A r is small long before r is where A is ill-conditioned.
+        size = safe_norm(b, real_dtype(common_dtype(op.out_structure())))
+        tolerance = jnp.maximum(self.rtol * size, self.atol)
+        solution = lstsq(shifted, b, method, x0=x0, rtol=0.0, atol=tolerance, maxiter=self.maxiter)
+        # Where no residual is zero, a gradient that is zero is the end too.
+        found = facts(solution)
+        return solution.x, found | {"converged": found["converged"] & (solution.residual_norm <= tolerance)}
+
+
+def _by_least_squares(method: str | Method) -> TypeGuard[str | LeastSquares]:
+    return method.lower() in LEAST_SQUARES_METHODS if isinstance(method, str) else isinstance(method, LeastSquares)
+
+
+def _diagonal(shift: Any, op: LinearOperator) -> LinearOperator:
+    structure = op.in_structure()
+    if is_scalar(shift):
+        return IdentityOperator(structure) * shift
+    entries = jax.tree.map(lambda d, s: jnp.broadcast_to(d, s.shape).astype(real_dtype(s.dtype)), shift, structure)
+    return DiagonalOperator(entries, structure)
 
 
 def facts(solution: Solution) -> dict[str, Array]:
@@ -115,6 +158,7 @@ fcg = Solver("fcg")
 minres = Solver("minres")
 minres_qlp = Solver("minres_qlp")
 gmres = Solver("gmres")
+lsmr = Solver("lsmr")
 bicgstab = Solver("bicgstab")
 cholesky = Solver("cholesky")
 lu = Solver("lu")

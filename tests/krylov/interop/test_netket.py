@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import krylov
-from krylov.interop.netket import QGT, Solver, VMC_MatrixFree, bicgstab, cg, gmres, minres
+from krylov.interop.netket import QGT, Solver, VMC_MatrixFree, bicgstab, cg, gmres, lsmr, minres
 from tests import problems
 from tests.krylov.test_recompilation import compiling
 
@@ -128,6 +128,33 @@ def test_tensor_as_a_matrix_with_a_shift_for_each_parameter():
     assert_close((tensor + 0.5).to_dense(), dense + 0.5 * jnp.eye(len(dense)), 1e-12)
 
 
+def test_lsmr_is_right_on_tensors_and_matrices():
+    state = full_sum("not holomorphic")
+    gradient, solver = some_vector(state), lsmr(rtol=1e-11)
+    shift = jax.tree.map(lambda p: jnp.full(p.shape, 0.02), state.parameters)
+    found, info = QGT(state, diag_shift=shift, diag_scale=0.05).solve(solver, gradient)
+    assert bool(info["converged"]) and float(info["relative_residual"]) <= 1e-11
+    assert_close(found, dense_step(state, gradient, **REGULARISED), 1e-8)
+    A = jnp.diag(jnp.array([1.0, 1e-4, 0.0]))
+    x, info = solver(A, jnp.array([1.0, 1.0, 0.0]))
+    assert_close(x, jnp.array([1.0, 1e4, 0.0]), 1e-8)
+    assert bool(info["converged"])
+    assert not bool(solver(A, jnp.array([1.0, 1.0, 1.0]))[1]["converged"])  # has no solution
+    with pytest.raises(ValueError, match="lsmr takes no preconditioner"):
+        lsmr(preconditioner=krylov.Nystrom(4))
+
+
+def test_the_planner_chooses_for_tensor_and_driver():
+    state = monte_carlo("complex output")
+    gradient = some_vector(state)
+    options = dict(chunk_size="auto", storage="auto")
+    tensor = QGT(state, **REGULARISED, **options)
+    assert_close(tensor @ gradient, QGT(state, **REGULARISED) @ gradient, 1e-12)
+    driver = matrix_free(state, **options)
+    run(driver, 1)
+    assert bool(driver.info["converged"])
+
+
 def test_weights_of_samples_stand_for_repeated_samples():
     state = monte_carlo("not holomorphic", 32)
     weights = np.tile([0.5, 1.5], 16)
@@ -190,6 +217,7 @@ def test_twenty_steps_of_sr_in_every_combination():
     dense = functools.partial(nk.optimizer.qgt.QGTJacobianDense, holomorphic=False)
     reference = run(sr(full_sum(kind), qgt=dense, solver=nk.optimizer.solver.cholesky))
     assert_same_run(run(sr(full_sum(kind), qgt=QGT(chunk_size=7), solver=tight, solver_restart=True)), reference)
+    assert_same_run(run(sr(full_sum(kind), qgt=QGT(), solver=lsmr(rtol=1e-10))), reference)
     lazy = functools.partial(nk.optimizer.qgt.QGTOnTheFly, holomorphic=False)
     assert_same_run(run(sr(full_sum(kind), qgt=lazy, solver=minres(rtol=1e-10))), reference)
 
