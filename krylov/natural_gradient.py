@@ -6,7 +6,7 @@ on samples :math:`dp = \mu p + D^{-1} J^H (J D^{-1} J^H + 1)^{-1} (e - \mu J p)`
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -65,7 +65,7 @@ def natural_gradient(
     previous: PyTree | None = None,
     center: bool = True,
     weights: Any = None,
-    chunk_size: int | None = None,
+    chunk_size: int | Literal["auto"] | None = "auto",
     trainable: Any = None,
     holomorphic: bool = False,
     precision: str | None = "highest",
@@ -113,7 +113,8 @@ def natural_gradient(
         previous: the step before, as it was returned; zeros to begin with. Without it there is no momentum.
         center: subtract the weighted means of rows and values.
         weights: ``(N,)``, not negative; default all equal.
-        chunk_size: samples at a time; need not divide N.
+        chunk_size: samples at a time; need not divide N. See `Jacobian`: ``"auto"`` takes what memory allows, all at
+            once where they are few; None takes all.
         trainable: a pytree of bools or a function of a leaf; False freezes. See `Jacobian`.
         holomorphic: promise that ``f`` is holomorphic in complex parameters. Needed by no route.
         precision: matrix multiplication precision of ``f``; see `Jacobian`.

@@ -7,7 +7,7 @@ import pytest
 import scipy.linalg
 
 import krylov
-from krylov.operators import split_real
+from krylov.operators import planning, split_real
 from tests import networks, problems
 from tests.krylov.test_recompilation import compiling
 
@@ -180,7 +180,7 @@ def test_a_recipe_of_a_preconditioner_and_a_dense_jacobian_change_only_the_itera
 
 def route_of(**options):
     f, params = NETWORKS["mixed"]
-    options = {"shift": 0.1} | options
+    options = {"shift": 0.1, "chunk_size": None} | options
     # Only traced: nothing is compiled to find out.
     return jax.eval_shape(lambda: krylov.natural_gradient(f, params, SAMPLES, values_of(f, params), **options)[1])
 
@@ -205,6 +205,38 @@ def test_the_side_of_a_preconditioner_or_a_first_guess_decides():
     _, solution = krylov.natural_gradient(f, params, SAMPLES, values, route="samples", rtol=1e-4, **options)
     _, again = krylov.natural_gradient(f, params, SAMPLES, values, x0=solution.x, rtol=1e-3, **options)
     assert again.route == "samples" and int(again.iterations) == 0
+
+
+def test_the_planner_chooses_at_every_entrance(monkeypatch):
+    """What it is asked for, and that its choice changes no product."""
+    asked = []
+
+    def choose(jacobian, storage, chunk_size):
+        asked.append((storage, chunk_size))
+        return planning.Candidate("dense", 7, 0, 0, 0.0, 0.0)
+
+    monkeypatch.setattr("krylov.operators.jacobian.choose", choose)
+    f, params = NETWORKS["real"]
+    loss = lambda outputs, _: outputs**2
+    v, auto = params, dict(chunk_size="auto", storage="auto")
+    for build in (
+        lambda **o: krylov.quantum_geometric_tensor(f, params, SAMPLES, **o),
+        lambda **o: krylov.gauss_newton(f, loss, params, SAMPLES, **o),
+        lambda **o: krylov.fisher(f, params, SAMPLES, distribution="bernoulli", **o),
+        lambda **o: krylov.hessian(lambda p, x: f(p, x) ** 2, params, SAMPLES, **o),
+        lambda **o: krylov.neural_tangent_kernel(f, params, SAMPLES, **o),
+    ):
+        plain, planned = build(), build(**auto)
+        vector = v if plain.in_structure() != jax.ShapeDtypeStruct((N,), REAL) else SAMPLES[:, 0]
+        expected = flat(plain @ vector)
+        assert problems.norm(flat(planned @ vector) - expected) <= TIGHT * problems.norm(expected)
+    assert asked == [(None, None)] * 5
+    asked.clear()
+    options = dict(shift=0.1, rtol=TIGHT, route="parameters")
+    step, _ = krylov.natural_gradient(f, params, SAMPLES, values_of(f, params), **options)
+    planned, _ = krylov.natural_gradient(f, params, SAMPLES, values_of(f, params), storage="auto", **options)
+    close(planned, flat(step))
+    assert asked == [("recompute", None), (None, None)]
 
 
 def test_frozen_leaves_do_not_move_and_the_step_fits_the_parameters():
@@ -276,6 +308,7 @@ def test_a_jitted_loop_compiles_once_and_agrees_with_the_plain_one():
             mu=0.5,
             previous=previous,
             diag_scale=shift,
+            chunk_size=None,
             rtol=TIGHT,
         )
 

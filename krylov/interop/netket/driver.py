@@ -1,7 +1,7 @@
 """A driver of variational Monte Carlo that forms no matrix, for SR, minSR and SPRING alike."""
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from netket.vqs import FullSumState
 from krylov.damping import as_arrays
 from krylov.methods import Method
 from krylov.natural_gradient import check_recycler, natural_gradient
+from krylov.operators.jacobian import StorageName
 from krylov.operators.structure import is_complex
 from krylov.preconditioners import Preconditioner
 from krylov.recycler import Recycler, RecyclerState
@@ -47,7 +48,8 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
             not written to checkpoints.
         rtol: relative tolerance of the linear system.
         maxiter: most iterations.
-        chunk_size: samples at a time in the derivatives; default that of the state.
+        chunk_size: samples at a time in the derivatives, or ``"auto"``, see `krylov.Jacobian`; default that of
+            the state.
         mode: ``"real"`` leaves out the imaginary parts of log-amplitudes and local energies.
         holomorphic: promise that the network is holomorphic. Not needed.
         storage: what is kept between products; see `krylov.Jacobian`.
@@ -84,10 +86,10 @@ class VMC_MatrixFree(AbstractVariationalDriver):  # noqa: N801  # named as NetKe
         recycler: Recycler | None = None,
         rtol: float = 1e-5,
         maxiter: int | None = None,
-        chunk_size: int | None = None,
+        chunk_size: int | Literal["auto"] | None = None,
         mode: str | None = None,
         holomorphic: bool = False,
-        storage: str = "recompute",
+        storage: StorageName = "recompute",
     ):
         check_mode("VMC_MatrixFree", mode)
         check_route("VMC_MatrixFree", route)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from krylov.damping import as_arrays, make_damping
 from krylov.driver import is_scalar
 from krylov.operators import LinearOperator, join_real, split_real
 from krylov.operators.base import Vector, product
+from krylov.operators.jacobian import StorageName
 from krylov.operators.metric import PartsDiagonal, spread_over_parts
 from krylov.operators.structure import check_vector, is_complex, ravel, unravel
 
@@ -26,12 +27,12 @@ def QGT(  # noqa: N802  # named as NetKet names its own
     *,
     diag_shift: Any = 0.0,
     diag_scale: Any = None,
-    chunk_size: int | None = None,
+    chunk_size: int | Literal["auto"] | None = None,
     holomorphic: bool | None = None,
     weights: Any = None,
     mode: str | None = None,
     precision: str | None = "highest",
-    storage: str = "recompute",
+    storage: StorageName = "recompute",
 ) -> Any:
     r"""The quantum geometric tensor of a NetKet state, never formed, for ``SR(qgt=...)`` and ``TDVP(qgt=...)``.
 
@@ -43,7 +44,8 @@ def QGT(  # noqa: N802  # named as NetKet names its own
         vstate: the state. Without it a constructor with these options is returned.
         diag_shift: added to the diagonal; a scalar or a pytree like the parameters.
         diag_scale: also add this multiple of the exact diagonal.
-        chunk_size: samples at a time; default that of the state. Need not divide their number.
+        chunk_size: samples at a time, or ``"auto"``, see `krylov.Jacobian`; default that of the state. Need not divide
+            their number.
         holomorphic: promise that the network is holomorphic. Dense forms are then half as large.
         weights: of the samples, in place of equal ones or of the probabilities of a `FullSumState`.
         mode: ``"real"`` leaves out the imaginary part of the log-amplitudes: a phase that is constant but for jumps.

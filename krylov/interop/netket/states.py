@@ -1,7 +1,7 @@
 """What krylov needs of a variational state: the network, its parameters, samples and weights."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jaxtyping import Array, PyTree
@@ -32,7 +32,7 @@ def view(state: Any, weights: Any = None) -> View:
     return View(*parts, jax.lax.collapse(samples, 0, samples.ndim - 1), weights)
 
 
-def chunk_size_of(state: Any, chunk_size: int | None) -> int | None:
+def chunk_size_of(state: Any, chunk_size: int | Literal["auto"] | None) -> int | Literal["auto"] | None:
     """The one given, else that of the state."""
     return getattr(state, "chunk_size", None) if chunk_size is None else chunk_size
 
