@@ -56,8 +56,9 @@ def solve(
             like ``b``. A real matrix takes a complex ``b``.
         b: right-hand side, a pytree of arrays like the operator's output.
         method: ``"cg"``, ``"fcg"``, ``"cr"``, ``"minres"``, ``"minres_qlp"``, ``"gmres"``, ``"bicgstab"``,
-            ``"cholesky"``, ``"lu"``, ``"eigh"``, ``"svd"``, a method object such as ``krylov.GMRES(restart=50)``, or
-            ``"auto"``: cg for a positive operator, minres for a hermitian one, else gmres.
+            ``"bicgstabl"``, ``"cholesky"``, ``"lu"``, ``"eigh"``, ``"svd"``, a method object such as
+            ``krylov.GMRES(restart=50)``, or ``"auto"``: cg for a positive operator, minres for a
+            hermitian one, else gmres.
         x0: first guess, like ``b``; default zero.
         shift: added to the operator: a scalar, or a diagonal as a pytree like ``b``.
         preconditioner: an operator that applies an approximate inverse, hermitian positive definite for hermitian

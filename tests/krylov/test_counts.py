@@ -50,7 +50,9 @@ def test_k_iterations_take_their_products_one_to_verify_and_one_for_a_guess(meth
             assert int(some.matvecs[k]) == products * k + looks
             assert some.status_code[k] == Status.MAX_ITERATIONS
             # The recurrence's own residual, which strays by rounding.
-            assert abs(float(full.history[k]) - found) <= 1e-6 * norm(b)
+            # BiCGStab(l) strays with the weights of four powers at once.
+            strays = 1e-5 if method == "bicgstabl" else 1e-6
+            assert abs(float(full.history[k]) - found) <= strays * norm(b)
         # Half an iteration of BiCGStab may be enough.
         assert 0 <= int(full.matvecs) - products * needed + (products - 1) <= 10
         assert abs(float(some.residual_norm[k]) - found) <= 1e-6 * norm(b)

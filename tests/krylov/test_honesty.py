@@ -56,7 +56,9 @@ def precisions(method):
     yield pytest.param(method, "float64", marks=[pytest.mark.x64_only, pytest.mark.slow])
 
 
-@pytest.mark.parametrize("method, dtype", [case for method in (*METHODS, "gmres(10)") for case in precisions(method)])
+@pytest.mark.parametrize(
+    "method, dtype", [case for method in (*METHODS, "bicgstabl", "gmres(10)") for case in precisions(method)]
+)
 def test_ill_conditioned_systems_are_never_claimed_falsely(method, dtype):
     """The Strakos matrix, and conditions 1e1 to 1e12, at tolerances from unreachable to loose."""
     n = 48
@@ -196,7 +198,7 @@ def hard_systems():
 
 
 @pytest.mark.parametrize("name", hard_systems())
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "bicgstabl"])
 def test_hard_system_ends_with_a_finite_x_and_an_honest_status(method, name):
     A, b = (x.astype("float32") for x in hard_systems()[name])
     sol = krylov.solve(operator(method, A), b, method)

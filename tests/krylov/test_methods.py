@@ -15,6 +15,7 @@ from tests.problems import (
     HERMITIAN_METHODS,
     ITERATIVE,
     METHODS,
+    RECURRENCES,
     assert_honest,
     eps,
     norm,
@@ -40,7 +41,7 @@ def assert_solved(sol, system, rtol=1e-5):
 
 
 @pytest.mark.parametrize("dtype", SOME_DTYPES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, pytest.param("bicgstabl", marks=pytest.mark.slow)])
 def test_small_tridiagonal_is_solved_by_every_method(method, dtype):
     system = problems.small_tridiagonal(dtype, n=10)
     rtol = 10 * eps(dtype)
@@ -149,7 +150,7 @@ def test_minres_takes_as_many_iterations_as_there_are_eigenvalues(dtype):
 
 @pytest.mark.slow
 @pytest.mark.x64_only
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "bicgstabl"])
 def test_condition_of_a_million(method):
     """Singular values from 1e-6 to 1, and the solution still has half of the digits."""
     n, dtype = 10, "complex128"
@@ -185,7 +186,7 @@ def waves(x):
     return jnp.stack([0.5 * even + 2 * odd + 0.1 * rolled, 2 * even - 0.5 * odd], 1).ravel()
 
 
-@pytest.mark.parametrize("method", problems.slow_but(ITERATIVE, "cg"))
+@pytest.mark.parametrize("method", problems.slow_but(RECURRENCES, "cg"))
 def test_two_hundred_thousand_unknowns_in_float32(method):
     fn = {"cg": diffusion, "minres": waves}.get(method, convection_diffusion)
     b = random_vector("float32", 200_000)
@@ -199,7 +200,7 @@ def test_two_hundred_thousand_unknowns_in_float32(method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ITERATIVE)
+@pytest.mark.parametrize("method", RECURRENCES)
 def test_jacobi_cures_bad_scaling(method):
     n = 60
     inner = problems.suited("cg" if method == "minres" else method, "float32", n).matrix
@@ -214,7 +215,7 @@ def test_jacobi_cures_bad_scaling(method):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
-@pytest.mark.parametrize("method", ITERATIVE)
+@pytest.mark.parametrize("method", problems.slow_but(RECURRENCES, *ITERATIVE))
 def test_exact_inverse_takes_three_products_whatever_its_scale(method, scale):
     system = problems.suited("cg" if method == "minres" else method, "float32")
     inverse = np.linalg.inv(wide(system.matrix)).astype("float32") * np.float32(scale)
@@ -255,6 +256,33 @@ def test_shift_is_a_scalar_or_a_diagonal_on_any_tree(method):
         x = np.concatenate([np.ravel(sol.x["a"]), sol.x["b"]])
         dense = np.linalg.solve(wide(matrix) + np.diag(full), wide(rhs))
         assert norm(x - dense) <= 1e-4 * norm(dense)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_imaginary_spectra_are_solved_by_minimising_over_two_dimensions_or_more(degree):
+    """Skew blocks, on the imaginary axis and near it: real steps of one dimension are short there, or none."""
+    blocks = np.kron(np.diag(np.linspace(0.2, 1, 20)), [[0.0, 1.0], [-1.0, 0.0]])
+    b = random_vector("float32", 40)
+    for real_part, most in ((0.0, 70), (0.2, 45)):
+        system = problems.System((blocks + real_part * np.eye(40)).astype("float32"), b)
+        sol = solve(system, krylov.BiCGStabL(degree=degree), 1e-4, maxiter=200)
+        assert_honest(sol, *system, 1e-4)
+        if degree > 1:
+            assert sol.status is Status.CONVERGED and int(sol.matvecs) <= most, sol
+        else:
+            assert not sol.converged or int(sol.matvecs) > most
+
+
+@pytest.mark.slow
+def test_bicgstabl_on_a_map_that_is_only_real_linear():
+    b = random_vector("complex64", 12)
+    d = np.linspace(1, 3, 12, dtype="float32") * np.exp(0.5j).astype("complex64")
+    op = FunctionOperator(lambda x: d * x + 0.7j * jnp.conj(jnp.roll(x, 1)), b, field="real")
+    sol = krylov.solve(op, b, "bicgstabl", rtol=1e-5)
+    assert sol.status is Status.CONVERGED
+    x = wide(sol.x)
+    assert norm(d * x + 0.7j * np.roll(x, 1).conj() - b) <= 1.1e-5 * norm(b)
 
 
 @pytest.mark.parametrize("method", problems.slow_but(["gmres", "bicgstab", "lu"], "bicgstab"))

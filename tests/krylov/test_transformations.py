@@ -138,6 +138,7 @@ def as_marked(method, dtype):
 
 
 CASES = [as_marked(method, dtype) for method in METHODS for dtype in ("float32", "complex64", "float64", "complex128")]
+CASES.append(as_marked("bicgstabl", "complex64"))
 
 
 @pytest.mark.parametrize("method, dtype", CASES)
