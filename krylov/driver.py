@@ -58,6 +58,7 @@ class _Loop(NamedTuple):
     matvecs: Int[Array, ""]
     failures: Int[Array, ""]  # verifications in a row that found no progress
     unverified: Bool[Array, ""]  # x is a guess whose residual is not known yet
+    overflowed: Bool[Array, ""]  # the recurrence ran out of range: x is looked at once more
     verified: Bool[Array, ""]  # some recurrence has been verified
     singular: Bool[Array, ""]  # the last one verified ended as least squares
     status: Int[Array, ""]
@@ -115,6 +116,7 @@ def iterate(
         matvecs=nothing,
         failures=nothing,
         unverified=has_guess,
+        overflowed=no,
         verified=no,
         singular=no,
         status=jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32),
@@ -166,7 +168,8 @@ def iterate(
         if controls.progress:
             report_progress(rounds // method.products, found / b_norm, verify & ending.done, controls.maxiter)
         # A guess that is not finite is given up for zero, whose residual is the right-hand side.
-        kept = select(loop.unverified & ~ending.accepted, zeros_like(loop.x), loop.x)
+        given_up = loop.unverified & ~loop.overflowed & ~ending.accepted
+        kept = select(given_up, zeros_like(loop.x), loop.x)
         return _Loop(
             x=select(accepted, candidate, kept),
             state=state,
@@ -174,7 +177,8 @@ def iterate(
             rounds=rounds,
             matvecs=loop.matvecs + 1,
             failures=jnp.where(verify, ending.failures, loop.failures),
-            unverified=again,
+            unverified=again | (verify & ending.overflowed),
+            overflowed=verify & ending.overflowed,
             verified=loop.verified | (verify & ~loop.unverified),
             singular=jnp.where(verify, condition == LEAST_SQUARES, loop.singular),
             status=jnp.where(verify, ending.status, loop.status),
@@ -208,11 +212,14 @@ class _Ending(NamedTuple):
     failures: Int[Array, ""]
     status: Int[Array, ""]
     done: Bool[Array, ""]
+    overflowed: Bool[Array, ""]
 
 
 def _judge(loop, found, estimate, target, condition, claims, out_of_iterations, method, space) -> _Ending:
     """What a verification that found this true residual norm means."""
     finite = jnp.isfinite(found)
+    # A recurrence whose first product was finite may have run out of range by itself. That of x then tells.
+    overflowed = ~finite & ~loop.unverified & (loop.rounds > 1)
     worse = found > loop.residual
     # CG lowers the error while its residual may rise, within limits; once it has been verified that is rounding.
     tolerated = ~loop.verified & (found <= 1e3 * loop.residual) & method.minimises_energy
@@ -237,6 +244,7 @@ def _judge(loop, found, estimate, target, condition, claims, out_of_iterations, 
     reasons = [
         (converged, Status.CONVERGED),
         (~finite, Status.NONFINITE),
+        (loop.overflowed, Status.BREAKDOWN),
         (indefinite, Status.INDEFINITE),
         (inconsistent, Status.INCONSISTENT),
         (stuck & broken, Status.BREAKDOWN),
@@ -244,8 +252,8 @@ def _judge(loop, found, estimate, target, condition, claims, out_of_iterations, 
     ]
     conditions, statuses = zip(*reasons, strict=True)
     status = jnp.select(conditions, [jnp.asarray(s, jnp.int32) for s in statuses], Status.MAX_ITERATIONS)
-    done = converged | ~finite | indefinite | inconsistent | stuck | out_of_iterations
-    return _Ending(accepted, failures.astype(jnp.int32), status.astype(jnp.int32), done)
+    done = converged | ~finite | indefinite | inconsistent | stuck | out_of_iterations | loop.overflowed
+    return _Ending(accepted, failures.astype(jnp.int32), status.astype(jnp.int32), done & ~overflowed, overflowed)
 
 
 def as_returned(unit: RealScalar, x: Vector) -> Vector:

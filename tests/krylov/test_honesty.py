@@ -211,6 +211,17 @@ def test_hard_system_ends_with_a_finite_x_and_an_honest_status(method, name):
         assert sol.status is Status.CONVERGED
 
 
+def test_a_recurrence_that_runs_out_of_range_on_finite_numbers_is_a_breakdown():
+    """Nilpotent systems: BiCGStab runs away along the null vector until x overflows."""
+    n = 8
+    matrix = np.diag(np.ones(n - 1, "float32"), 1)
+    vectors = np.stack([problems.random_vector("float32", n, seed=seed) for seed in range(20)])
+    batch = solve_each("bicgstab", np.stack([matrix] * 20), vectors, np.full(20, 1e-5), maxiter=500)
+    assert np.all(batch.status_code == Status.BREAKDOWN), np.bincount(batch.status_code)
+    for i in range(20):
+        assert_honest(member(batch, i), matrix, vectors[i], 1e-5)
+
+
 @pytest.mark.parametrize("method", problems.slow_but(METHODS, "cg"))
 def test_one_unknown_and_none(method):
     one = krylov.solve(operator(method, np.full((1, 1), 4.0, "float32")), np.full(1, 2.0, "float32"), method)
