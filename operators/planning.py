@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 _SECONDS_PER_BYTE, _SECONDS_PER_FLOP, _SECONDS_PER_SPECIAL = 1e-10, 1e-11, 1e-9
 # Storages in the order of what they keep. The next one must be faster by this factor to be worth it.
 _WORTH = 1.1
-# Larger chunks gain nothing but cost memory.
-_ENOUGH_TEMPORARY = {"cpu": 1 << 27}
-_ENOUGH_ON_ACCELERATORS = 1 << 30
+# Larger chunks gain nothing: on CPUs those stay in the cache whose temporaries do, and 256 samples keep the cores busy.
+_ENOUGH_SAMPLES, _ENOUGH_BYTES, _ENOUGH_BYTES_ON_CPU = 256, 1 << 30, 1 << 23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +188,9 @@ def _best_of(candidates: list[Candidate], memory: int) -> Plan:
     best = min(candidates, key=_total)
     for storage in _STORAGES if fitting else ():
         usable = [c for c in fitting if c.storage == storage]
-        # The largest chunk within what is enough.
-        found = max(usable, key=lambda c: (c.temporary_bytes <= _enough(), c.chunk_size), default=None)
+        found = max(
+            (c for c in usable if _is_small(c)), key=_chunk_size, default=min(usable, key=_chunk_size, default=None)
+        )
         if found is not None and (best not in fitting or found.cost * _WORTH < best.cost):
             best = found
     return Plan(tuple(candidates), memory, best)
@@ -200,8 +200,13 @@ def _total(candidate: Candidate) -> int:
     return candidate.kept_bytes + candidate.temporary_bytes
 
 
-def _enough() -> int:
-    return _ENOUGH_TEMPORARY.get(jax.default_backend(), _ENOUGH_ON_ACCELERATORS)
+def _chunk_size(candidate: Candidate) -> int:
+    return candidate.chunk_size
+
+
+def _is_small(candidate: Candidate) -> bool:
+    most = _ENOUGH_BYTES_ON_CPU if jax.default_backend() == "cpu" else _ENOUGH_BYTES
+    return candidate.chunk_size <= _ENOUGH_SAMPLES or candidate.temporary_bytes <= most
 
 
 def _largest(plan: Plan, storage: str) -> list[Candidate]:
