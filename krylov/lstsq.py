@@ -33,6 +33,7 @@ def lstsq(
     *,
     damping: Any = 0.0,
     x0: Vector | None = None,
+    preconditioner: None = None,
     rtol: Any = 1e-5,
     atol: Any = 0.0,
     maxiter: int | None = None,
@@ -61,6 +62,7 @@ def lstsq(
         damping: :math:`\lambda`, which is squared, as ``damp`` in SciPy: ``lstsq(J, y, damping=d)`` solves
             ``(J^H J + d**2) x = J^H y``, and `krylov.solve` with ``shift=d**2`` does the same.
         x0: first guess, like the operator's input; default zero. With damping it changes the start alone.
+        preconditioner: none, the message of the error says why and what to do.
         rtol: relative tolerance.
         atol: absolute tolerance of f.
         maxiter: most iterations; default ten times the number of real rows or columns, whichever are fewer.
@@ -73,7 +75,7 @@ def lstsq(
 
     Raises:
         ValueError: structures, shapes or dtypes that do not match, an unknown method, a negative tolerance or damping,
-            damping with craig: where the call is, at trace time.
+            damping with craig, a preconditioner: where the call is, at trace time.
         TypeError: something of the wrong kind.
         ConvergenceError: with ``throw``, not converged.
 
@@ -86,6 +88,14 @@ def lstsq(
 
     Reference: Fong & Saunders (2011), doi:10.1137/10079687X; of each method in its own documentation.
     """
+    if preconditioner is not None:
+        raise ValueError(
+            "lstsq: a preconditioner M changes which x has least norm, what the damping weighs and the gradient that "
+            f"stops.\n  got       {type(preconditioner).__name__}\n"
+            "  Say what is meant: new unknowns, x = M z with J of full column rank and no damping,\n"
+            "    z = krylov.lstsq(J @ M, y).x; x = M @ z\n"
+            "  or the normal equations: krylov.solve(J.gram(), J.H @ y, shift=damping**2, preconditioner=...)."
+        )
     y = right_hand_side("lstsq", "y", y)
     op = as_operator(op, None if x0 is None else structure_of(x0), where="lstsq")
     if is_real_matrix(op) and all_complex(y):

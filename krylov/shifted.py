@@ -29,6 +29,7 @@ def solve_shifted(
     b: Vector,
     shifts: Any,
     *,
+    preconditioner: None = None,
     rtol: Any = 1e-5,
     atol: Any = 0.0,
     maxiter: int | None = None,
@@ -46,6 +47,7 @@ def solve_shifted(
         op: A, anything that `solve` takes, hermitian.
         b: right-hand side, a pytree of arrays.
         shifts: ``(n,)``, real.
+        preconditioner: none, the message of the error says why.
         rtol: relative tolerance, one for all or ``(n,)``.
         atol: absolute tolerance, likewise.
         maxiter: most iterations; default ten times the number of real unknowns.
@@ -55,7 +57,7 @@ def solve_shifted(
         A `Solution` whose fields all have a leading axis for the shifts; ``matvecs`` is that of the whole call.
 
     Raises:
-        ValueError: ``shifts`` is not a real vector, or what `solve` raises.
+        ValueError: ``shifts`` is not a real vector, a preconditioner is given, or what `solve` raises.
         ConvergenceError: with ``throw``, not all converged.
 
     Example:
@@ -67,6 +69,14 @@ def solve_shifted(
 
     Reference: Frommer & Maass (1999), doi:10.1137/S1064827596313310.
     """
+    if preconditioner is not None:
+        raise ValueError(
+            "solve_shifted: a preconditioner M makes of A + s the operator M A + s M, whose Krylov space changes with "
+            f"s, and sharing one space is all that this does.\n  got       {type(preconditioner).__name__}\n"
+            "  Leave it out; or build it once and solve each shift with it, which moves it to that shift:\n"
+            "    M = krylov.Nystrom(rank=64).build(op)\n"
+            "    jax.vmap(lambda s: krylov.solve(op, b, shift=s, preconditioner=M))(shifts)"
+        )
     b = right_hand_side("solve_shifted", "b", b)
     op, _, _ = square_system("solve_shifted", op, None, structure_of(b), 0.0)
     b = check_vector("solve_shifted", "b", b, op.out_structure())

@@ -83,6 +83,16 @@ CASES = {
         ValueError,
         ["solve", "square", "gram"],
     ),
+    "preconditioner of many shifts": (
+        lambda: krylov.solve_shifted(A, b, np.ones(2), preconditioner=krylov.Jacobi()),
+        ValueError,
+        ["solve_shifted", "Krylov space changes", "Jacobi", "vmap"],
+    ),
+    "preconditioner of least squares": (
+        lambda: krylov.lstsq(A, b, preconditioner=np.eye(10)),
+        ValueError,
+        ["lstsq", "least norm", "ndarray", "J @ M"],
+    ),
     # the method
     "unknown method": (solve_with(method="cgs"), ValueError, ["solve", "'cgs'", "'cg'", "minres", "gmres"]),
     "method misspelt": (solve_with(method="gmers"), ValueError, ["'gmers'", "did you mean 'gmres'"]),

@@ -9,7 +9,7 @@ import pytest
 
 import krylov
 from krylov import Status
-from krylov.operators import FunctionOperator, MatrixOperator
+from krylov.operators import DiagonalOperator, FunctionOperator, MatrixOperator
 from tests import problems
 from tests.conftest import X64
 from tests.problems import assert_honest_least_squares, eps, norm, random_vector, wide
@@ -384,3 +384,16 @@ def test_bad_input_is_named(name):
     arguments = dict(op=np.ones((25, 10), "float32"), y=np.ones(25, "float32")) | change
     with pytest.raises(error, match=message):
         krylov.lstsq(arguments.pop("op"), arguments.pop("y"), **arguments)
+
+
+@pytest.mark.slow
+def test_new_unknowns_precondition_a_problem_of_full_rank():
+    """What the error about ``preconditioner`` recommends, on columns of very different lengths."""
+    scales = np.geomspace(1e-3, 1e3, 10)
+    matrix = problems.with_singular_values("float64", np.linspace(1, 2, 10), 25, 10) * scales
+    y = problems.random_vector("float32", 25)
+    J, M = MatrixOperator(matrix.astype("float32")), DiagonalOperator((1 / scales).astype("float32"))
+    sol = krylov.lstsq(J @ M, y, rtol=1e-6)
+    assert sol.converged and int(sol.iterations) <= 15
+    right = np.linalg.lstsq(matrix, wide(y))[0]
+    assert norm((wide(M @ sol.x) - right) * scales) <= 1e-4 * norm(right * scales)
