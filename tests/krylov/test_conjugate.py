@@ -9,7 +9,7 @@ import pytest
 
 import krylov
 from krylov import Status
-from krylov.operators import DiagonalOperator, MatrixOperator
+from krylov.operators import DiagonalOperator, FunctionOperator, MatrixOperator
 from tests import problems
 from tests.conftest import X64
 from tests.problems import assert_honest, eps, norm, random_vector, wide
@@ -122,3 +122,31 @@ def test_memory_must_be_a_positive_whole_number():
     for memory in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="FCG: memory must be a positive whole number"):
             krylov.FCG(memory=memory)
+
+
+@pytest.mark.x64_only
+@pytest.mark.parametrize("condition", [1e4, pytest.param(1e6, marks=pytest.mark.slow)])
+def test_mixed_precision_reaches_1e_minus_10_with_few_products_in_double(condition):
+    """The operator in single precision inside, residuals and recurrence in double: no digit of the answer is lost."""
+    A, b = problems.gram("float64", condition, 60)
+    rough = MatrixOperator(A.astype("float32"), positive=True)
+
+    def inner(r):
+        return krylov.solve(rough, r.astype("float32"), "cg", rtol=1e-2).x.astype("float64")
+
+    preconditioner = FunctionOperator(inner, b, positive=True)
+
+    @jax.jit
+    def solve(A, b):
+        return krylov.solve(
+            MatrixOperator(A, positive=True), b, krylov.FCG(), preconditioner=preconditioner, rtol=1e-10
+        )
+
+    sol = solve(A, b)
+    alone = krylov.solve(rough, b.astype("float32"), "cg", rtol=1e-10)
+    assert sol.converged and problems.true_residual(A, sol.x, b) <= 1.001e-10 * norm(b)
+    assert int(sol.matvecs) <= 15
+    assert not alone.converged and problems.true_residual(A, wide(alone.x), b) > 1e-6 * norm(b)
+    gradient = jax.grad(lambda b: jnp.sum(solve(A, b).x))(b)
+    right = np.linalg.solve(A, np.ones(60))
+    assert norm(gradient - right) <= 1e-10 * condition * norm(right)
