@@ -18,7 +18,7 @@ from tests.problems import eps, norm, random_vector, wide
 
 DOUBLE = "complex128" if X64 else "complex64"
 HERMITIAN = ("cg", "minres", "minres_qlp", "cr", "fcg", "cholesky")
-SQUARE = (*HERMITIAN, "gmres", "bicgstab", "lu")
+SQUARE = (*HERMITIAN, "gmres", "bicgstab", "bicgstabl", "lu")
 RECTANGULAR = ("lsmr", "lsqr", "cgls")
 
 
