@@ -1,4 +1,4 @@
-"""The benchmark of a million parameters by a million samples, scaled down: right products, flops that are real."""
+"""Benchmarks scaled down: the products and flops of a million parameters, steps of stochastic reconfiguration."""
 
 import json
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import million
+from benchmarks import million, steps
 
 PARAMETERS, SAMPLES, CHUNK = 1000, 599, 120
 PROBLEMS = {"real": million.real_problem, "complex": million.complex_problem}
@@ -68,3 +68,25 @@ def test_command_writes_its_figures_and_memory_is_flat(tmp_path, capsys):
     assert small["S v / matrix product"] == pytest.approx(small["rate of S v"] / small["rate of a matrix product"])
     assert large["temporary bytes"] == small["temporary bytes"]
     assert "S v / matrix product" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", steps.SYSTEMS)
+def test_local_energies_are_those_stored(name):
+    system = steps.SYSTEMS[name]()
+    params, spins, stored = system.trained(4)
+    parts = (jnp.asarray(x) for x in (spins.astype(float), system.bonds, system.diagonal, system.exchange))
+    np.testing.assert_allclose(steps.local_energies(system.log_psi, params, *parts), stored, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_steps_of_every_method_have_the_residuals_they_claim(tmp_path, capsys):
+    file = tmp_path / "steps.json"
+    steps.main(["--system", "rbm", "--steps", "2", "--samples", "64", "--rank", "8", "--json", str(file)])
+    (found,) = json.loads(file.read_text())
+    assert found["samples"] == 64 and len(found["steps"]) == 2
+    for step in found["steps"]:
+        assert step["cholesky"]["residual"] < 1e-8
+        assert 1e-8 < step["recycled"]["residual"] <= 1.001e-5
+        assert step["cg"]["iterations"] > 10 and step["recycled"]["iterations"] > 0
+        assert -36 < step["energy"] < -35
+    assert "1700 parameters, 64 samples" in capsys.readouterr().out
