@@ -58,7 +58,7 @@ def assert_close(sol, matrix, rhs, rtol):
 
 CASES = [pytest.param(method, "float32", marks=[] if method == "cg" else pytest.mark.slow) for method in POSITIVE]
 DOUBLE = [pytest.mark.slow, pytest.mark.x64_only]
-CASES += [pytest.param(method, "complex128", marks=DOUBLE) for method in ("cg", "minres", "gmres", "bicgstabl", "eigh")]
+CASES += [pytest.param(method, "complex128", marks=DOUBLE) for method in ("cg", "gmres")]
 
 
 @pytest.mark.parametrize("method, dtype", CASES)
@@ -79,8 +79,8 @@ def test_stiffness_matrices_are_solved_by_every_method(method, dtype):
 LARGE = {
     "bar": ("cg", "cr", "minres"),
     "local_disc_galerkin_diffusion": ("cg", "minres", "bicgstab"),
-    "recirc_flow": ("gmres", "bicgstab", "bicgstabl"),
-    "helmholtz_2D": ("gmres", "bicgstab", "bicgstabl"),
+    "recirc_flow": ("bicgstab", "bicgstabl"),
+    "helmholtz_2D": ("gmres", "bicgstabl"),
 }
 SCIPY = {"cg": "cg", "minres": "minres", "gmres": "gmres", "bicgstab": "bicgstab"}
 PYAMG = {"cg": "cg", "cr": "cr", "gmres": "gmres", "bicgstab": "bicgstab"}

@@ -5,7 +5,7 @@ Needs the extra ``netket``.
 
 from .driver import VMC_MatrixFree
 from .qgt import QGT, KrylovQGT
-from .solvers import Solver, auto, bicgstab, cg, cholesky, cr, fcg, gmres, lsmr, lu, minres, minres_qlp
+from .solvers import Solver, auto, bicgstab, bicgstabl, cg, cholesky, cr, fcg, gmres, lsmr, lu, minres, minres_qlp
 
 __all__ = [
     "QGT",
@@ -14,6 +14,7 @@ __all__ = [
     "VMC_MatrixFree",
     "auto",
     "bicgstab",
+    "bicgstabl",
     "cg",
     "cholesky",
     "cr",
