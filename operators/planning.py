@@ -184,16 +184,14 @@ _STORAGES = ("recompute", "linearized", "dense")
 
 
 def _best_of(candidates: list[Candidate], memory: int) -> Plan:
-    fitting = [c for c in candidates if _total(c) <= memory]
-    best = min(candidates, key=_total)
-    for storage in _STORAGES if fitting else ():
-        usable = [c for c in fitting if c.storage == storage]
-        found = max(
-            (c for c in usable if _is_small(c)), key=_chunk_size, default=min(usable, key=_chunk_size, default=None)
-        )
-        if found is not None and (best not in fitting or found.cost * _WORTH < best.cost):
+    best = None
+    for storage in _STORAGES:
+        usable = [c for c in candidates if c.storage == storage and _total(c) <= memory]
+        small = [c for c in usable if _is_small(c)]
+        found = max(small, key=_chunk_size) if small else min(usable, key=_chunk_size, default=None)
+        if found is not None and (best is None or found.cost * _WORTH < best.cost):
             best = found
-    return Plan(tuple(candidates), memory, best)
+    return Plan(tuple(candidates), memory, min(candidates, key=_total) if best is None else best)
 
 
 def _total(candidate: Candidate) -> int:

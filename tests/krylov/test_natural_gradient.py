@@ -386,6 +386,7 @@ def test_recycled_steps_are_right_whatever_was_learnt_before(route):
     assert step._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_recycled_steps_with_a_shift_for_each_parameter():
     f, params = NETWORKS["mixed"]
     values, recycler = values_of(f, params), krylov.Recycler(krylov.Nystrom(8, tolerance=0.0))

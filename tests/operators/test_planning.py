@@ -229,3 +229,8 @@ def test_what_cannot_be_planned_is_said_so():
         jax.jit(lambda p: krylov.tune(krylov.Jacobian(perceptron, p, samples(8, 4))))(J.params)
     with pytest.raises(ValueError, match="'auto'"):
         krylov.Jacobian(perceptron, J.params, samples(8, 4), chunk_size="automatic")
+
+
+def test_a_few_samples_are_one_chunk():
+    J = krylov.Jacobian(perceptron, layers(4, 2, 1), samples(20, 4), chunk_size="auto")
+    assert (J.storage.name, J.chunk_size) == ("recompute", 20)

@@ -128,6 +128,7 @@ def test_tensor_as_a_matrix_with_a_shift_for_each_parameter():
     assert_close((tensor + 0.5).to_dense(), dense + 0.5 * jnp.eye(len(dense)), 1e-12)
 
 
+@pytest.mark.slow
 def test_lsmr_is_right_on_tensors_and_matrices():
     state = full_sum("not holomorphic")
     gradient, solver = some_vector(state), lsmr(rtol=1e-11)
@@ -144,6 +145,7 @@ def test_lsmr_is_right_on_tensors_and_matrices():
         lsmr(preconditioner=krylov.Nystrom(4))
 
 
+@pytest.mark.slow
 def test_the_planner_chooses_for_tensor_and_driver():
     state = monte_carlo("complex output")
     gradient = some_vector(state)
