@@ -1,12 +1,13 @@
 """The two square operators of a Jacobian: on parameters and on samples."""
 
-from jaxtyping import Array
+import jax
+from jaxtyping import Array, PyTree
 
 from .base import Field, HermitianOperator, Vector
 from .jacobian import Jacobian
 from .kernel_matrix import cogram_matrix
 from .linear_call import closed_linear_call
-from .rows import gram_diagonal, gram_matrix
+from .rows import gram_blocks, gram_diagonal, gram_matrix, leaf_entries
 from .structure import Structure, split_real, unravel
 
 
@@ -47,6 +48,17 @@ class GramOperator(HermitianOperator):
     def as_matrix(self) -> Array:
         """The dense matrix, summed over groups of rows; see `LinearOperator.as_matrix`."""
         return gram_matrix(self.jacobian)
+
+    def diagonal_blocks(self) -> PyTree[Array]:
+        """The exact diagonal block of each leaf, from one pass over the samples.
+
+        Returns:
+            A pytree like the parameters with a square matrix for each leaf, on the ravelled leaf; where the map is only
+            R-linear on a complex leaf it is real, on the real parts followed by the imaginary parts.
+        """
+        structure = self.in_structure()
+        blocks = gram_blocks(self.jacobian, leaf_entries(structure, self.field))
+        return jax.tree.unflatten(jax.tree.structure(structure), blocks)
 
 
 def _gram_product(jacobian: Jacobian, vector: Vector) -> Vector:

@@ -7,6 +7,7 @@ parts of all parameters and then the imaginary parts of the complex ones. Over t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
-from .base import Vector
+from .base import Field, Vector
 from .closure import ClosedFunction
-from .structure import common_dtype, is_complex, ravel, real_dtype, size_of, split_real, structure_of
+from .structure import Structure, common_dtype, is_complex, ravel, real_dtype, size_of, split_real, structure_of
 from .tangent_sums import explains, mean_of_pulled, output_units
 
 if TYPE_CHECKING:
@@ -33,6 +34,21 @@ def gram_matrix(jacobian: Jacobian) -> Inexact[Array, "P P"]:
     """The matrix of ``J^H J``, on rows' entries."""
     length, dtype = row_type(jacobian)
     return sum_over_rows(jacobian, _gram, jax.ShapeDtypeStruct((length, length), dtype))
+
+
+def leaf_entries(structure: Structure, field: Field) -> list[Int[np.ndarray, " m"]]:
+    """Which entries of a row belong to each leaf: over the real field those of imaginary parts too, after the real."""
+    leaves = jax.tree.leaves(structure)
+    starts = np.cumsum([0, *(size_of(s) for s in leaves)])
+    entries = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
+    if field == "complex":
+        return entries
+    start = starts[-1]
+    for i, s in enumerate(leaves):
+        if is_complex(s):
+            entries[i] = np.concatenate([entries[i], np.arange(start, start + size_of(s))])
+            start += size_of(s)
+    return entries
 
 
 @eqx.filter_jit
@@ -50,8 +66,8 @@ def gram_blocks(jacobian: Jacobian, blocks: list[Int[np.ndarray, " m"]]) -> list
 
 def _gram(rows, weights):
     # Weights rather than their roots twice: these have no derivative at zero.
-    left, right = (x.reshape(-1, x.shape[-1]) for x in (jnp.conj(rows), weights[:, None, None] * rows))
-    return jnp.matmul(left.T, right, precision="highest")
+    left, right = jnp.conj(rows), weights[:, None, None] * rows
+    return jnp.einsum("cnp,cnq->pq", left, right, precision="highest")
 
 
 @eqx.filter_jit

@@ -1,9 +1,7 @@
 """Preconditioning by the diagonal blocks of the parameter leaves."""
 
-import itertools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact
@@ -11,8 +9,8 @@ from jaxtyping import Array, Float, Inexact
 from krylov.operators.base import LinearOperator, Vector
 from krylov.operators.gram import GramOperator
 from krylov.operators.matrix import MatrixOperator
-from krylov.operators.rows import gram_blocks
-from krylov.operators.structure import describe, is_complex, size_of
+from krylov.operators.rows import gram_blocks, leaf_entries
+from krylov.operators.structure import describe
 
 from ..coordinates import Coordinates, coordinates_of, multiply_rows, spread_like
 from .base import BuiltPreconditioner, Preconditioner, PreconditionerReport, not_estimated, positive_count
@@ -46,7 +44,7 @@ class BlockJacobi(Preconditioner):
         self.max_size = positive_count("BlockJacobi", "max_size", max_size)
 
     def _check(self, op: LinearOperator) -> None:
-        largest = max((len(block) for block in leaf_entries(coordinates_of(op))), default=0)
+        largest = max((len(block) for block in _entries(coordinates_of(op))), default=0)
         if largest > self.max_size:
             raise ValueError(
                 f"BlockJacobi.build: a leaf is too large to be diagonalised.\n  got       a block of {largest} in "
@@ -57,7 +55,7 @@ class BlockJacobi(Preconditioner):
     def _build(self, op: LinearOperator, key: Array, shift: Any) -> "BlockInverse":
         del key
         coordinates = coordinates_of(op)
-        entries, matvecs = leaf_entries(coordinates), 0
+        entries, matvecs = _entries(coordinates), 0
         if isinstance(op, GramOperator):
             blocks = gram_blocks(op.jacobian, entries)
         elif isinstance(op, MatrixOperator):
@@ -79,19 +77,8 @@ class BlockJacobi(Preconditioner):
         )
 
 
-def leaf_entries(coordinates: Coordinates) -> list[np.ndarray]:
-    """Which coordinates belong to each leaf."""
-    leaves = jax.tree.leaves(coordinates.structure)
-    starts = np.cumsum([0, *(size_of(s) for s in leaves)])
-    entries = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
-    if coordinates.field == "complex":
-        return entries
-    start = starts[-1]
-    for i, s in enumerate(leaves):
-        if is_complex(s):
-            entries[i] = np.concatenate([entries[i], np.arange(start, start + size_of(s))])
-            start += size_of(s)
-    return entries
+def _entries(coordinates: Coordinates) -> list[np.ndarray]:
+    return leaf_entries(coordinates.structure, coordinates.field)
 
 
 def _block(op: LinearOperator, block: np.ndarray, coordinates: Coordinates) -> Array:
@@ -111,7 +98,7 @@ class BlockInverse(BuiltPreconditioner):
     def _product(self, vector: Vector) -> Vector:
         flat = self.coordinates.flatten(vector)
         out = jnp.zeros_like(flat)
-        for block, v, w in zip(leaf_entries(self.coordinates), self.vectors, self.values, strict=True):
+        for block, v, w in zip(_entries(self.coordinates), self.vectors, self.values, strict=True):
             turned = jnp.matmul(jnp.conj(v.T), flat[block], precision="highest") / positive(w + self.shift)
             out = out.at[block].set(jnp.matmul(v, turned, precision="highest"))
         return spread_like(self.coordinates.unflatten(out), vector)

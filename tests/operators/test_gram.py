@@ -41,6 +41,23 @@ def test_the_dense_matrix_agrees_with_products_column_by_column(make):
     assert_close(by_rows, by_columns)
 
 
+@pytest.mark.parametrize(
+    "make", [networks.mixed_tree, pytest.param(networks.holomorphic, marks=slow)], ids=lambda m: m.__name__
+)
+def test_diagonal_blocks_are_those_of_the_matrix(make):
+    S = jacobian(make(), **CHUNKED).gram()
+    blocks, matrix = quick_jit(lambda S: (S.diagonal_blocks(), S.as_matrix()), S)
+    leaves = jax.tree.leaves(S.in_structure())
+    start, imaginary = 0, sum(s.size for s in leaves)
+    for s, block in zip(leaves, jax.tree.leaves(blocks), strict=True):
+        places = list(range(start, start + s.size))
+        start += s.size
+        if S.field == "real" and np.issubdtype(s.dtype, np.complexfloating):
+            places += range(imaginary, imaginary + s.size)
+            imaginary += s.size
+        assert_close(block, matrix[np.ix_(places, places)])
+
+
 def test_algebra_of_gram_operators(rng):
     network = networks.mixed_tree()
     J = jacobian(network, **CHUNKED)
