@@ -104,9 +104,13 @@ def _refresh(recipe: Nystrom, op: LinearOperator, key: Array, built: SpectralInv
 
     def tests(j):
         old = jax.lax.dynamic_slice_in_dim(basis, j * size, size)
-        drawn = orthonormalise(coordinates.random(jax.random.fold_in(key, j), size), built.basis)
         used = j * size + jnp.arange(size) < built.rank
-        return jnp.where(used[:, None], old, drawn)
+
+        def filled_up():
+            drawn = orthonormalise(coordinates.random(jax.random.fold_in(key, j), size), built.basis)
+            return jnp.where(used[:, None], old, drawn)
+
+        return jax.lax.cond(jnp.all(used), lambda: old, filled_up)
 
     return sketch(op, tests, count, size, min(recipe.rank, coordinates.size), recipe.tolerance, built.shift)
 
