@@ -267,8 +267,8 @@ def test_second_solve_compiles_nothing():
 
     solve(1, 0.1)
     with compiling(0):
-        for solution in solve(2, 0.2):
-            assert bool(solution.converged)
+        solutions = solve(2, 0.2)
+    assert all(bool(solution.converged) for solution in solutions)
 
 
 @pytest.mark.slow
