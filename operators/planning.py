@@ -106,7 +106,7 @@ def plan(J: Jacobian, memory: int | str | None = None) -> Plan:
     Example:
         >>> import jax.numpy as jnp
         >>> J = krylov.Jacobian(lambda p, x: jnp.tanh(x @ p), jnp.ones((50, 8)), jnp.ones((1000, 50)))
-        >>> krylov.plan(J, memory="1MiB").best.storage
+        >>> krylov.plan(J, memory="100KiB").best.storage
         'recompute'
     """
     budget = _checked(J, "plan", memory)

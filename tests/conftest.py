@@ -23,18 +23,27 @@ jax.config.update("jax_enable_x64", X64)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--first-case", action="store_true", help="of each parametrized test, only the first case")
+    parser.addoption("--first-case", action="store_true", help="of each quick test, only the first case")
+    parser.addoption(
+        "--second-pass", action="store_true", help="like --first-case, and all cases that are slow or need x64"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--first-case"):
-        first = {}
-        for item in items:
-            if not item.get_closest_marker("slow"):
-                first.setdefault(item.nodeid.partition("[")[0], item)
-        kept = set(map(id, first.values()))
-        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
-        items[:] = first.values()
+    first_only, second_pass = config.getoption("--first-case"), config.getoption("--second-pass")
+    if not (first_only or second_pass):
+        return
+    kept, seen = [], set()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("slow") or (second_pass and item.get_closest_marker("x64_only")):
+            if second_pass:
+                kept.append(item)
+        elif function not in seen:
+            seen.add(function)
+            kept.append(item)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
 
 
 def pytest_report_header() -> str:
