@@ -60,7 +60,6 @@ class _Loop(NamedTuple):
     unverified: Bool[Array, ""]  # x is a guess whose residual is not known yet
     overflowed: Bool[Array, ""]  # the recurrence ran out of range: x is looked at once more
     verified: Bool[Array, ""]  # some recurrence has been verified
-    singular: Bool[Array, ""]  # the last one verified ended as least squares
     status: Int[Array, ""]
     done: Bool[Array, ""]
     history: Float[Array, " length"] | None
@@ -118,7 +117,6 @@ def iterate(
         unverified=has_guess,
         overflowed=no,
         verified=no,
-        singular=no,
         status=jnp.where(finite, Status.CONVERGED, Status.NONFINITE).astype(jnp.int32),
         done=converged | ~finite,
         history=new_history(controls, b_norm, space),
@@ -180,7 +178,6 @@ def iterate(
             unverified=again | (verify & ending.overflowed),
             overflowed=verify & ending.overflowed,
             verified=loop.verified | (verify & ~loop.unverified),
-            singular=jnp.where(verify, condition == LEAST_SQUARES, loop.singular),
             status=jnp.where(verify, ending.status, loop.status),
             done=verify & ending.done,
             history=history,
@@ -238,8 +235,8 @@ def _judge(loop, found, estimate, target, condition, claims, out_of_iterations, 
     stuck = ((failures >= 2) | ~accepted) & ~interrupted
     indefinite = (condition == NEGATIVE_CURVATURE) & ~loop.unverified
     # What looks like least squares may be the slow part of an ill-conditioned system: begun anew, it goes on. Where it
-    # does not, or goes astray, what the second cycle added is null vectors.
-    inconsistent = ((condition == LEAST_SQUARES) & ~progress) | (loop.singular & ~accepted & finite)
+    # does not, what the second cycle added is null vectors.
+    inconsistent = (condition == LEAST_SQUARES) & ~progress
     accepted = accepted & ~inconsistent
     reasons = [
         (converged, Status.CONVERGED),

@@ -92,7 +92,7 @@ def test_minres_calls_no_system_inconsistent_that_has_full_rank_in_its_precision
     assert np.all(np.linalg.matrix_rank(matrices, hermitian=True) == n)
     vectors = np.stack([problems.random_vector(dtype, n, seed=100 + seed) for seed in seeds])
     batch = solve_each("minres", matrices, vectors, np.full(len(seeds), 1e-2, dtype), maxiter=2000)
-    for i in seeds[::3]:
+    for i in seeds:
         assert_honest(member(batch, i), matrices[i], vectors[i], 1e-2)
     assert not np.any(batch.status_code == Status.INCONSISTENT), np.bincount(batch.status_code)
 
@@ -105,7 +105,10 @@ def test_minres_calls_a_singular_system_inconsistent_and_solves_it_in_least_squa
     matrices = np.stack([problems.hermitian("float32", eigenvalues, seed) for seed in seeds])
     vectors = np.stack([problems.random_vector("float32", n, seed=100 + seed) for seed in seeds])
     batch = solve_each("minres", matrices, vectors, np.full(len(seeds), 1e-5, "float32"), maxiter=2000)
-    assert np.all(batch.status_code == Status.INCONSISTENT)
+    # Where the second look fills up with null vectors it is rejected, and the system STAGNATED: rarely, and no false
+    # claim. To say INCONSISTENT there as well would say so of some ill-conditioned systems of full rank.
+    named = batch.status_code == Status.INCONSISTENT
+    assert np.all(named | (batch.status_code == Status.STAGNATED)) and np.mean(named) >= 0.9
     for i in seeds[::3]:
         assert_honest(member(batch, i), matrices[i], vectors[i], 1e-5)
         best = np.linalg.lstsq(problems.wide(matrices[i]), problems.wide(vectors[i]), rcond=1e-3)[0]
