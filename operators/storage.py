@@ -65,7 +65,7 @@ class Chunked(Storage):
 
     @property
     def one_by_one(self) -> bool:
-        """On CPUs: there XLA's batched derivatives take longer a vector, and jaxlib 0.10.2 gets some of them wrong."""
+        """On CPUs: there jaxlib 0.10.2 gets some batched derivatives wrong, and an RBM's took longer a vector."""
         return jax.default_backend() == "cpu"
 
     @abc.abstractmethod
