@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
-OPTIONAL = {"flax", "netket", "optax"}
 
 pytestmark = pytest.mark.x64_only
 
@@ -68,12 +67,7 @@ def test_there_are_blocks_and_examples_to_run() -> None:
 
 @pytest.mark.parametrize("module_name", EXAMPLES)
 def test_docstring_examples_run(module_name: str) -> None:
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name not in OPTIONAL:
-            raise
-        pytest.skip(f"needs {error.name}")
+    module = importlib.import_module(module_name)
     krylov = importlib.import_module("krylov")
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     report = io.StringIO()
