@@ -12,7 +12,6 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
 
 from .base import Field, LinearOperator, Vector, conjugate
@@ -23,12 +22,13 @@ from .linear_call import closed_linear_call
 from .linearization import explained
 from .planning import choose
 from .real_factors import real_factors_apart
+from .sample_values import weighed_values
 from .samples_apart import check_samples_apart
 from .sharding import context_of_parts
 from .storage import Linearized, Recomputed, Storage
-from .structure import Structure, all_complex, check_vector, describe, is_complex, real_dtype, size_of, structure_of
-from .tangent_sums import mean_rows, safe_root
-from .trainable import split_trainable
+from .structure import Structure, all_complex, describe, size_of, structure_of
+from .tangent_sums import mean_rows
+from .trainable import real_dtype_of, split_trainable
 
 StorageName = Literal["auto", "recompute", "linearized", "dense"]
 
@@ -269,11 +269,7 @@ class Jacobian(LinearOperator):
         Raises:
             ValueError: values do not match.
         """
-        expected = self.out_structure()
-        if jax.tree.structure(values) == jax.tree.structure(expected):
-            values = jax.tree.map(_embed, values, expected)
-        values = check_vector("Jacobian.sample_vector", "values", values, expected)
-        return _sample_vector(self.chunks, values, self.center)
+        return weighed_values(self.chunks, values, self.out_structure(), self.center)
 
 
 def many_from_one(network_of_one: ClosedFunction, params: PyTree, chunks: Chunks) -> ClosedFunction:
@@ -308,30 +304,3 @@ def _push_forward(jacobian: Jacobian, vector: Vector) -> Vector:
 
 def _pull_back(jacobian: Jacobian, cotangent: Vector) -> Vector:
     return jacobian.storage.pull_back(jacobian, cotangent)
-
-
-@eqx.filter_jit
-def _sample_vector(chunks: Chunks, values: Vector, center: bool) -> Vector:
-    weights = chunks.flat_weights
-
-    def leaf(e):
-        w = weights.astype(real_dtype(e.dtype)).reshape(-1, *(1 for _ in e.shape[1:]))
-        if center:
-            e = e - (w * e).sum(0)
-        return safe_root(w) * e
-
-    return jax.tree.map(leaf, values)
-
-
-def _embed(value, expected):
-    """Real values are complex ones with no imaginary part; every other difference is left for the check to name."""
-    value = jnp.asarray(value)
-    if is_complex(expected) and value.dtype == real_dtype(expected.dtype):
-        return value.astype(expected.dtype)
-    return value
-
-
-def real_dtype_of(params: PyTree) -> np.dtype:
-    """The real dtype of the widest parameter, in which weights are kept."""
-    leaves = jax.tree.leaves(params)
-    return real_dtype(jnp.result_type(*(leaf.dtype for leaf in leaves), jnp.float32))

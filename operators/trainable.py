@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .structure import describe, size_of
+from .structure import describe, real_dtype, size_of
 
 
 def split_trainable(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
@@ -52,3 +52,9 @@ def _as_bool(x):
     if not isinstance(x, (bool, np.bool_)):
         raise TypeError(f"{x!r} is not a bool")
     return bool(x)
+
+
+def real_dtype_of(params: PyTree) -> np.dtype:
+    """The real dtype of the widest parameter, in which weights are kept."""
+    leaves = jax.tree.leaves(params)
+    return real_dtype(jnp.result_type(*(leaf.dtype for leaf in leaves), jnp.float32))
