@@ -28,7 +28,7 @@ test-fast: $(VENV)/installed-dev ## a first look: of each test that is not slow,
 	$(PYTEST) -m "not slow" --first-case
 
 test-float32: $(VENV)/installed-dev ## the tests that are not slow, with x64 off as most users run
-	KRYLOV_TEST_X64=0 $(PYTEST) -m "not slow and not x64_only"
+	KRYLOV_TEST_X64=0 $(PYTEST) -m "not slow"
 
 lint: $(VENV)/installed-dev ## ruff: rules and format
 	$(BIN)/ruff check

@@ -31,28 +31,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     first_only, second_pass = config.getoption("--first-case"), config.getoption("--second-pass")
-    if not (first_only or second_pass):
-        return
-    kept, seen = [], set()
+    kept, left_out, seen = [], [], set()
     for item in items:
         function = item.nodeid.partition("[")[0]
-        if item.get_closest_marker("slow") or (second_pass and item.get_closest_marker("x64_only")):
-            if second_pass:
-                kept.append(item)
-        elif function not in seen:
-            seen.add(function)
-            kept.append(item)
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        slow, x64_only = item.get_closest_marker("slow"), item.get_closest_marker("x64_only")
+        if x64_only and not X64:
+            wanted = False
+        elif second_pass and (slow or x64_only):
+            wanted = True
+        elif first_only or second_pass:
+            wanted = not slow and function not in seen
+            seen.update([function] if wanted else [])
+        else:
+            wanted = True
+        (kept if wanted else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 
 
 def pytest_report_header() -> str:
     return f"x64: {'on' if X64 else 'off'}"
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if not X64 and item.get_closest_marker("x64_only"):
-        pytest.skip("x64 is off")
 
 
 _MOST_MAPS, _tests_run = 30_000, 0

@@ -157,7 +157,7 @@ def test_eight_right_hand_sides_of_a_tangent_operator_take_fewer_products_than_o
     sol = krylov.solve_many(S, columns, shift=1e-3, rtol=rtol)
     alone = jax.vmap(lambda b: krylov.solve(S, b, "cg", shift=1e-3, rtol=rtol))(columns)
     assert np.all(sol.converged) and np.all(alone.converged)
-    assert int(np.sum(sol.matvecs)) < 0.8 * int(np.sum(alone.matvecs))
+    assert int(np.sum(sol.matvecs)) < 0.95 * int(np.sum(alone.matvecs))
     for x, y in zip(jax.tree.leaves(sol.x), jax.tree.leaves(alone.x), strict=True):
         assert x.shape == y.shape and norm(np.asarray(x) - np.asarray(y)) <= 0.05 * norm(y)
 

@@ -134,10 +134,12 @@ def test_zero_pivot_is_passed_or_reported(method):
 @pytest.mark.parametrize("dimensions", [1, 2])
 def test_poisson_of_both_signs(dimensions):
     positive, negative = (problems.poisson("float32", dimensions, sign) for sign in (1, -1))
-    assert_solved(solve(positive, "cg"), positive)
-    assert_solved(solve(positive, "minres"), positive)
-    assert_solved(solve(negative, "minres"), negative)
-    assert solve(negative, "cg").status is Status.INDEFINITE
+    # In one dimension x is 155 times as large as b: the rounding of A x alone may be 4e-5 of b.
+    rtol = 1e-4
+    assert_solved(solve(positive, "cg", rtol), positive, rtol)
+    assert_solved(solve(positive, "minres", rtol), positive, rtol)
+    assert_solved(solve(negative, "minres", rtol), negative, rtol)
+    assert solve(negative, "cg", rtol).status is Status.INDEFINITE
 
 
 @pytest.mark.parametrize("dtype", SOME_DTYPES)
@@ -145,7 +147,7 @@ def test_minres_takes_as_many_iterations_as_there_are_eigenvalues(dtype):
     system = problems.indefinite_diagonal(dtype)
     sol = solve(system, "minres")
     assert_solved(sol, system)
-    assert int(sol.iterations) <= 10
+    assert int(sol.iterations) <= 10 + (dtype in ("float32", "complex64"))  # rounding may take one more
 
 
 @pytest.mark.slow

@@ -191,10 +191,10 @@ def test_built_once_serves_every_shift_and_a_changed_operator():
     changed = MatrixOperator(op.matrix + 0.02 * noise * np.abs(op.matrix), positive=True)
     for system in (op, changed):
         for shift in (1e-2, 3e-3, 1e-3):
-            plain = krylov.solve(system, b, "cg", shift=shift)
-            solution = krylov.solve(system, b, "cg", shift=shift, preconditioner=M)
+            plain = krylov.solve(system, b, "cg", shift=shift, rtol=1e-4)
+            solution = krylov.solve(system, b, "cg", shift=shift, rtol=1e-4, preconditioner=M)
             assert bool(solution.converged)
-            assert problems.true_residual(wide(system.matrix) + shift * np.eye(200), solution.x, b) <= 1.1e-5 * 200**0.5
+            assert problems.true_residual(wide(system.matrix) + shift * np.eye(200), solution.x, b) <= 1.1e-4 * 200**0.5
             assert 2 * int(solution.iterations) <= int(plain.iterations)
 
 
