@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 from krylov.operators.base import Vector
 
 from ..units import Sizes
-from ..vectors import Flag, RealScalar, Space, axpy, divide, real_inner, zeros_like
+from ..vectors import Flag, RealScalar, Space, axpy, divide, real_inner, select, zeros_like
 from .recurrence import ERROR_BOUNDED, NEGATIVE_CURVATURE, RUNNING, ZERO_PIVOT, Recurrence
 
 
@@ -106,10 +106,11 @@ class CG(Recurrence):
         """The next direction, conjugate to the ones before."""
         z = preconditioned
         rho = state.norm**2 if z is state.r else real_inner(state.r, z).astype(space.real_dtype)
-        beta = divide(rho, state.rho)
+        beta, fresh = divide(rho, state.rho), jnp.isinf(state.rho)
         return state._replace(
-            radau=None if state.radau is None else self._bound(state.radau, jnp.isinf(state.rho), beta),
-            p=axpy(beta, state.p, z),
+            radau=None if state.radau is None else self._bound(state.radau, fresh, beta),
+            # What an abandoned recurrence left may not be finite, and times zero it would not be zero.
+            p=select(fresh, z, axpy(beta, state.p, z)),
             rho=rho,
             weight=rho + beta**2 * state.weight,
             condition=jnp.where((rho < 0) & jnp.isfinite(rho), NEGATIVE_CURVATURE, state.condition),
