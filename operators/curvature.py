@@ -16,6 +16,7 @@ from .jacobian import Jacobian
 from .linear_call import closed_linear_call
 from .metric import MetricGramOperator, OutputHessian, check_losses
 from .structure import Structure, describe
+from .tangent_sums import each
 
 
 def quantum_geometric_tensor(
@@ -210,8 +211,7 @@ class HessianOperator(HermitianOperator):
     cotangent: Vector  # the adjoint product with it is the gradient
 
     def _product(self, vector: Vector) -> Vector:
-        residuals, one_by_one = (self.jacobian, self.cotangent), self.jacobian.storage.one_by_one
-        return closed_linear_call(_hessian_product, None, residuals, vector, one_by_one=one_by_one)
+        return closed_linear_call(_hessian_product, None, (self.jacobian, self.cotangent), vector)
 
     def in_structure(self) -> Structure:
         """The trainable parameters."""
@@ -229,7 +229,7 @@ def _hessian_product(residuals: tuple[Jacobian, Vector], vector: Vector) -> Vect
     def gradient(params):
         return eqx.tree_at(lambda j: j.params, jacobian, params)._adjoint_product(cotangent)
 
-    return jax.jvp(gradient, (jacobian.params,), (vector,))[1]
+    return each(lambda v: jax.jvp(gradient, (jacobian.params,), (v,))[1], vector)
 
 
 @eqx.filter_jit

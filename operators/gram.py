@@ -21,9 +21,7 @@ class GramOperator(HermitianOperator):
     jacobian: Jacobian
 
     def _product(self, vector: Vector) -> Vector:
-        return closed_linear_call(
-            _gram_product, None, self.jacobian, vector, one_by_one=self.jacobian.storage.one_by_one
-        )
+        return closed_linear_call(_gram_product, None, self.jacobian, vector)
 
     def in_structure(self) -> Structure:
         """The trainable parameters."""

@@ -224,12 +224,11 @@ class Jacobian(LinearOperator):
             )
 
     def _product(self, vector: Vector) -> Vector:
-        return closed_linear_call(_push_forward, _pull_back, self, vector, one_by_one=self.storage.one_by_one)
+        return closed_linear_call(_push_forward, _pull_back, self, vector)
 
     def _adjoint_product(self, vector: Vector) -> Vector:
         # The transpose of a call is the other function, so this is one call too, with the roles exchanged.
-        one_by_one = self.storage.one_by_one
-        return conjugate(closed_linear_call(_pull_back, _push_forward, self, conjugate(vector), one_by_one=one_by_one))
+        return conjugate(closed_linear_call(_pull_back, _push_forward, self, conjugate(vector)))
 
     def in_structure(self) -> Structure:
         """The trainable parameters, None in place of the others."""

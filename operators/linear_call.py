@@ -91,14 +91,11 @@ def closed_linear_call(
     fun_transpose: Callable[[Any, Any], Any] | None,
     residuals: Any,
     linear: Any,
-    *,
-    one_by_one: bool = False,
 ) -> Any:
     r"""`linear_call` for functions that close over no traced value, so that the transpose is traced only when used.
 
     ``fun_transpose=None`` promises that the map equals its adjoint, :math:`F^H = F` in the real inner product; the
-    transpose is then :math:`y \mapsto \overline{F \bar y}` and costs no second function. Under ``vmap`` over ``linear``
-    alone, ``one_by_one`` evaluates one member after the other.
+    transpose is then :math:`y \mapsto \overline{F \bar y}` and costs no second function.
     """
     callee, out_tree = _trace(fun, residuals, linear)
     if any(is_traced(c) for c in callee.consts):
@@ -125,7 +122,36 @@ def closed_linear_call(
         callee=callee,
         transpose=LazyJaxpr(trace_transpose),
         num_residuals=len(residual_leaves),
-        one_by_one=one_by_one,
+        one_by_one=False,
+    )
+    return jax.tree.unflatten(out_tree, out)
+
+
+def one_by_one(fun: Callable[..., Any], *linear: Any) -> Any:
+    """``fun(*linear)``, linear in all of its arguments; a batch of those alone is evaluated one after the other.
+
+    What ``fun`` closes over is shared by the members of a batch.
+    """
+    callee, out_tree = _trace(lambda _, linear: fun(*linear), (), linear)
+    leaves, count = jax.tree.leaves(linear), len(callee.consts)
+
+    def of_all(*args):
+        return jaxpr_as_fun(ClosedJaxpr(callee.jaxpr, args[:count]))(*args[count:])
+
+    whole = jax.make_jaxpr(of_all)(*callee.consts, *leaves)
+    consts, types = [abstract(c) for c in callee.consts], [abstract(x) for x in leaves]
+
+    def transposed(*args):
+        consts, cotangents = args[:count], args[count:]
+        return jax.linear_transpose(lambda *linear: of_all(*consts, *linear), *types)(list(cotangents))
+
+    out = linear_call_p.bind(
+        *callee.consts,
+        *leaves,
+        callee=whole,
+        transpose=LazyJaxpr(lambda: jax.make_jaxpr(transposed)(*consts, *(abstract(a) for a in callee.out_avals))),
+        num_residuals=count,
+        one_by_one=True,
     )
     return jax.tree.unflatten(out_tree, out)
 

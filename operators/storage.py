@@ -51,22 +51,12 @@ class Storage(eqx.Module):
         """All rows, by chunks, where they are kept; see `rows`."""
         return None
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether the products of a batch of vectors are better taken one after the other."""
-        return False
-
 
 class Chunked(Storage):
     """A storage whose products are loops over chunks, with the derivative of the network on each.
 
     Its functions of a chunk take what all chunks share, and what is the chunk's own.
     """
-
-    @property
-    def one_by_one(self) -> bool:
-        """On CPUs: there jaxlib 0.10.2 gets some batched derivatives wrong, and an RBM's took longer a vector."""
-        return jax.default_backend() == "cpu"
 
     @abc.abstractmethod
     def shared(self, jacobian: Jacobian) -> Any:
@@ -81,12 +71,8 @@ class Chunked(Storage):
         """The derivative of the network on one chunk, a linear function of a change of the parameters."""
 
     @abc.abstractmethod
-    def push(self, shared: Any, chunk: Any, vector: Vector) -> Vector:
-        """One product with the derivative."""
-
-    @abc.abstractmethod
-    def pull(self, shared: Any, chunk: Any, cotangent: Vector) -> Vector:
-        """One product with its transpose."""
+    def cotangent_map(self, shared: Any, chunk: Any) -> Callable[[Vector], Vector]:
+        """Its transpose."""
 
     def push_forward(self, jacobian: Jacobian, vector: Vector) -> Vector:
         """``J v``, in one loop."""
@@ -123,15 +109,11 @@ class Recomputed(Chunked):
         network, params = shared
         return jax.linearize(lambda p: network(p, chunk), params)[1]
 
-    def push(self, shared: Any, chunk: Any, vector: Vector) -> Vector:
-        """Forward mode."""
-        network, params = shared
-        return jax.jvp(lambda p: network(p, chunk), (params,), (vector,))[1]
-
-    def pull(self, shared: Any, chunk: Any, cotangent: Vector) -> Vector:
+    def cotangent_map(self, shared: Any, chunk: Any) -> Callable[[Vector], Vector]:
         """Reverse mode."""
         network, params = shared
-        return jax.vjp(lambda p: network(p, chunk), params)[1](cotangent)[0]
+        back = jax.vjp(lambda p: network(p, chunk), params)[1]
+        return lambda cotangent: back(cotangent)[0]
 
 
 class Linearized(Chunked):
@@ -170,13 +152,10 @@ class Linearized(Chunked):
         residuals = [next(own) if stacked else next(once) for stacked in self.is_stacked]
         return lambda vector: linear_part(residuals, vector)
 
-    def push(self, shared: Any, chunk: Any, vector: Vector) -> Vector:
-        """One evaluation of the linear part."""
-        return self.tangent_map(shared, chunk)(vector)
-
-    def pull(self, shared: Any, chunk: Any, cotangent: Vector) -> Vector:
-        """One evaluation of its transpose."""
-        return jax.linear_transpose(self.tangent_map(shared, chunk), thaw(self.vectors))(cotangent)[0]
+    def cotangent_map(self, shared: Any, chunk: Any) -> Callable[[Vector], Vector]:
+        """The transpose of the linear part."""
+        back = jax.linear_transpose(self.tangent_map(shared, chunk), thaw(self.vectors))
+        return lambda cotangent: back(cotangent)[0]
 
 
 def linearized_parts(jacobian: Jacobian) -> tuple[ClosedFunction, ClosedFunction, tuple[bool, ...]]:

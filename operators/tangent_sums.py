@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .base import Vector, conjugate
+from .linear_call import one_by_one
 from .linearization import explained
 from .structure import Structure, is_complex, real_dtype, size_of
 
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 # Up to this many real numbers of output per sample the mean rows are kept as vectors; beyond, the mean of each product
 # is taken in a pass of its own.
 MAX_MEAN_ROWS = 16
+
+
+def each(fun: Callable[..., Any], *linear: Any) -> Any:
+    """``fun(*linear)``, linear; on CPUs with a batch of vectors one after the other.
+
+    There jaxlib 0.10.2 gets some batched derivatives wrong, and those of an RBM take longer a vector.
+    """
+    return one_by_one(fun, *linear) if jax.default_backend() == "cpu" else fun(*linear)
 
 
 def explains(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +67,7 @@ def _products(jacobian: Jacobian, vector: Vector, factor: Callable[[Array], Arra
 
     def body(shared, chunk, weights):
         of_storage, vector, mean = shared
-        out = storage.push(of_storage, chunk, vector)
+        out = each(storage.tangent_map(of_storage, chunk), vector)
         return _weigh(factor(weights), _subtract(out, mean))
 
     shared = storage.shared(jacobian), vector, _mean_of_product(jacobian, vector)
@@ -81,7 +90,7 @@ def _pull(jacobian: Jacobian, cut: Vector, factor: Callable[[Array], Array]) -> 
         y = _weigh(factor(weights), y)
         if total is not None:
             y = jax.tree.map(lambda y, s: y - _column(weights, y) * s, y, total)
-        return storage.pull(of_storage, chunk, y)
+        return each(storage.cotangent_map(of_storage, chunk), y)
 
     shared = storage.shared(jacobian), total
     return chunks.sum(body, jacobian.params, shared, storage.stacked(jacobian), chunks.weights, cut)
@@ -105,13 +114,16 @@ def gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
     def body(shared, chunk, weights):
         of_storage, vector, mean = shared
         push = storage.tangent_map(of_storage, chunk)
-        out = _weigh(weights, _subtract(push(vector), mean))
-        (back,) = jax.linear_transpose(push, vector)(conjugate(out))
-        return back, None if mean is None else jax.tree.map(lambda y: y.sum(0), out)
+
+        def there_and_back(vector, mean):
+            out = _weigh(weights, _subtract(push(vector), mean))
+            (back,) = jax.linear_transpose(push, vector)(conjugate(out))
+            return conjugate(back), None if mean is None else jax.tree.map(lambda y: y.sum(0), out)
+
+        return each(there_and_back, vector, mean)
 
     shared = storage.shared(jacobian), vector, mean
     back, rest = chunks.sum(body, (jacobian.params, mean), shared, storage.stacked(jacobian), chunks.weights)
-    back = conjugate(back)
     return back if rest is None else jax.tree.map(jnp.subtract, back, _adjoint_of_mean(jacobian, rest))
 
 
@@ -133,10 +145,11 @@ def mean_of_pulled(jacobian: Jacobian, units: PyTree[Array]) -> PyTree[Array]:
 
     def body(shared, chunk, weights):
         of_storage, units = shared
+        pull = storage.cotangent_map(of_storage, chunk)
 
         def row(unit):
             spread = jax.tree.map(lambda u: jnp.broadcast_to(u, (weights.shape[0], *u.shape)), unit)
-            return storage.pull(of_storage, chunk, _weigh(weights, conjugate(spread)))
+            return pull(_weigh(weights, conjugate(spread)))
 
         # One after the other: from the batched pull-back of a normalised layer in single precision XLA of jaxlib 0.10.2
         # makes wrong code on CPUs.
@@ -174,7 +187,7 @@ def _mean_of_product(jacobian: Jacobian, vector: Vector) -> PyTree[Array] | None
 
         def body(shared, chunk, weights):
             of_storage, vector = shared
-            out = storage.push(of_storage, chunk, vector)
+            out = each(storage.tangent_map(of_storage, chunk), vector)
             return jax.tree.map(lambda o: (_column(weights, o) * o).sum(0), out)
 
         like = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), jacobian.network.out_structure)

@@ -78,7 +78,7 @@ def test_checks_pass_on_every_storage(storage):
 @pytest.mark.parametrize(
     "storage", [pytest.param("recompute", marks=slow), "linearized", pytest.param("dense", marks=slow)]
 )
-def test_several_products_share_one_linearization(storage, rng):
+def test_several_products_are_those_of_each(storage, rng):
     J = jacobian(networks.mixed_tree(), storage=storage, **CHUNKED)
     vectors = [vector(rng, J.in_structure()) for _ in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *vectors)
@@ -86,6 +86,25 @@ def test_several_products_share_one_linearization(storage, rng):
     for i, v in enumerate(vectors):
         expected = flat(J.gram() @ v)
         assert_close(flat(jax.tree.map(lambda leaf, i=i: leaf[i], found)), expected)
+
+
+@pytest.mark.parametrize("storage, evaluations", [("recompute", 4), pytest.param("linearized", 0, marks=slow)])
+def test_several_products_share_one_linearization_of_each_chunk(storage, evaluations):
+    counted = []
+
+    def f(params, x):
+        h = jnp.tanh(x @ params)
+        jax.debug.callback(lambda _: counted.append(1), h[0, 0])
+        return h.sum(-1)
+
+    J = Jacobian(f, jnp.ones((3, 2)), jnp.ones((8, 3)), chunk_size=2, center=True, storage=storage)
+    for op in (J.gram(), J, J.H):
+        jax.effects_barrier()
+        counted.clear()
+        stack = jax.tree.map(lambda s: jnp.ones((5, *s.shape)), op.in_structure())
+        jax.block_until_ready(jax.jit(lambda op, stack: op.mm(stack))(op, stack))
+        jax.effects_barrier()
+        assert len(counted) == evaluations, op
 
 
 def test_storage_can_be_changed_and_comes_back():
