@@ -234,7 +234,7 @@ def _by_least_squares(J, e, damping, before, method, preconditioner, x0, options
     if isinstance(method, str) and method == "auto":
         method = "lsmr"
     solution = lstsq(op, e, method, damping=scalar, x0=x0, **options)
-    step = _as(before if before is not None else J.params, solution.x)
+    step = _as(before if before is not None else J.in_structure(), solution.x)
     if root is not None:
         step = root.mv(step)
     return step if before is None else _add(step, before), solution

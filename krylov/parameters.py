@@ -40,7 +40,7 @@ def like_params(step: Vector, structure: Structure, params: PyTree) -> PyTree:
 
     def leaf(s: Any, p: Any, x: Any) -> Any:
         if s is not None:
-            return x if x.dtype == s.dtype else x.astype(s.dtype)
+            return x if x.dtype == p.dtype else x.astype(p.dtype)
         array = isinstance(p, (jax.Array, np.ndarray)) and jnp.issubdtype(p.dtype, jnp.inexact)
         return jnp.zeros_like(p) if array else None
 

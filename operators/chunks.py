@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .sharding import Result, Spread, on_one_device, run_spread, spread_of
-from .structure import Structure, describe, is_traced
+from .structure import Structure, describe, is_traced, of_precision
 
 
 class Chunks(eqx.Module):
@@ -24,6 +24,12 @@ class Chunks(eqx.Module):
     weights: Float[Array, "K c"]
     num_samples: int = eqx.field(static=True)
     spread: Spread | None = eqx.field(static=True)
+    accumulate: np.dtype | None = eqx.field(static=True)
+
+    @property
+    def size(self) -> int:
+        """Samples in each chunk."""
+        return self.weights.shape[1]
 
     @property
     def chunk_structure(self) -> Structure:
@@ -71,30 +77,42 @@ class Chunks(eqx.Module):
             return _cut(flat[0], size, 1), _cut(flat[1], size, 0)
 
         samples, weights = self.run(again, None, self.samples, self.weights)
-        return Chunks(samples, weights, self.num_samples, self.spread)
+        return Chunks(samples, weights, self.num_samples, self.spread, self.accumulate)
+
+    def dtype_of_sums(self, dtype: Any) -> np.dtype:
+        """What sums over samples are taken in, for a result of a dtype."""
+        if self.accumulate is None:
+            # A sum of many chunks in half precision stops growing once it is some hundred times larger than its terms.
+            return np.dtype(jnp.promote_types(dtype, jnp.float32))
+        return of_precision(dtype, self.accumulate)
 
     def run(self, fn: Callable[..., Any], shared: Any, *stacks: Any, result: Result = "parts") -> Any:
         """``fn(shared, *stacks)`` on the chunks of each device, see `run_spread`."""
         return run_spread(self.spread, fn, shared, *stacks, result=result)
 
-    def map(self, body: Callable[..., Any], shared: Any, *stacks: Any) -> Any:
-        """``body(shared, *chunk)`` for each chunk of the stacks, stacked."""
+    def map(self, body: Callable[..., Any], shared: Any, *stacks: Any, group: int | None = None) -> Any:
+        """``body(shared, *chunk)`` for each chunk of the stacks, stacked; or for groups of a size that divides them."""
+        size = self._divided(group)
 
         def loop(shared, *stacks):
+            stacks = _regroup(stacks, size)
             if _is_single(stacks):
                 out = jax.checkpoint(body)(shared, *jax.tree.map(lambda x: x[0], stacks))
-                return jax.tree.map(lambda x: x[None], out)
-            checkpointed = jax.checkpoint(body, prevent_cse=False)
-            return jax.lax.scan(lambda _, chunk: (None, checkpointed(shared, *chunk)), None, stacks)[1]
+                out = jax.tree.map(lambda x: x[None], out)
+            else:
+                checkpointed = jax.checkpoint(body, prevent_cse=False)
+                out = jax.lax.scan(lambda _, chunk: (None, checkpointed(shared, *chunk)), None, stacks)[1]
+            return _regroup(out, None if size is None else self.weights.shape[1])
 
         return self.run(loop, shared, *stacks)
 
-    def sum(self, body: Callable[..., Any], like: Any, shared: Any, *stacks: Any) -> Any:
-        """The sum of ``body(shared, *chunk)`` over chunks; ``like`` has the shapes and dtypes of the sum."""
-        # A sum of many chunks in half precision stops growing once it is some hundred times larger than its terms.
-        wide = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, jnp.float32)), like)
+    def sum(self, body: Callable[..., Any], like: Any, shared: Any, *stacks: Any, group: int | None = None) -> Any:
+        """The sum of ``body(shared, *chunk)`` over chunks or groups; ``like`` has the shapes and dtypes of the sum."""
+        size = self._divided(group)
+        wide = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, self.dtype_of_sums(x.dtype)), like)
 
         def loop(shared, *stacks):
+            stacks = _regroup(stacks, size)
             if _is_single(stacks):
                 out = jax.checkpoint(body)(shared, *jax.tree.map(lambda x: x[0], stacks))
                 return jax.tree.map(lambda x, w: x.astype(w.dtype), out, wide)
@@ -108,9 +126,16 @@ class Chunks(eqx.Module):
         total = self.run(loop, shared, *stacks, result="sum")
         return jax.tree.map(lambda t, x: t.astype(x.dtype), total, like)
 
+    def _divided(self, group: int | None) -> int | None:
+        return group if group is not None and self.weights.shape[1] % group == 0 else None
+
 
 def _is_single(stacks):
     return jax.tree.leaves(stacks)[0].shape[0] == 1
+
+
+def _regroup(tree, size):
+    return tree if size is None else jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[2:]), tree)
 
 
 def _flat(x):
@@ -136,7 +161,9 @@ def _fill(x, length, source):
     return jnp.concatenate([x, filling])
 
 
-def split_samples(samples: PyTree, weights: Any, chunk_size: int | None, weight_dtype: Any) -> Chunks:
+def split_samples(
+    samples: PyTree, weights: Any, chunk_size: int | None, weight_dtype: Any, accumulate: np.dtype | None
+) -> Chunks:
     """Cut samples and weights into chunks of about equal size, none larger than ``chunk_size``.
 
     Samples that are spread over a mesh stay where they are: each device has chunks of its own.
@@ -174,7 +201,7 @@ def split_samples(samples: PyTree, weights: Any, chunk_size: int | None, weight_
             return run_spread(spread, cut, None, *stacks, result="parts")
 
     samples, weights = cut_all(samples, weights)
-    return Chunks(samples, weights, n, spread)
+    return Chunks(samples, weights, n, spread, accumulate)
 
 
 def _normalised(weights, n, dtype):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .base import Field, HermitianOperator, LinearOperator, Vector
+from .dtypes import cast_like
 from .jacobian import Jacobian
 from .linear_call import closed_linear_call
 from .metric import MetricGramOperator, OutputHessian, check_losses
@@ -229,7 +230,7 @@ def _hessian_product(residuals: tuple[Jacobian, Vector], vector: Vector) -> Vect
     def gradient(params):
         return eqx.tree_at(lambda j: j.params, jacobian, params)._adjoint_product(cotangent)
 
-    return each(lambda v: jax.jvp(gradient, (jacobian.params,), (v,))[1], vector)
+    return each(lambda v: jax.jvp(gradient, (jacobian.params,), (cast_like(v, jacobian.params),))[1], vector)
 
 
 @eqx.filter_jit

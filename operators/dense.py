@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
 from .base import Vector, conjugate
-from .rows import all_rows, by_numbers, from_numbers
+from .rows import all_rows, at_once, by_numbers, from_numbers, group_size, row_type
 from .storage import Storage
-from .structure import is_complex, join_real, ravel, real_dtype, split_real, structure_of, unravel
+from .structure import is_complex, join_real, ravel, real_dtype, split_real, unravel
 from .tangent_sums import safe_root
 
 if TYPE_CHECKING:
@@ -39,13 +40,15 @@ class Dense(Storage):
 
     def push_forward(self, jacobian: Jacobian, vector: Vector) -> Vector:
         """``J v``, one product with the matrix."""
-        chunks = jacobian.chunks
-        flat = _flatten(jacobian, vector)
 
         def body(flat, rows, weights):
-            return _root(weights, rows) * _dot(rows, flat)
+            return _root(weights, flat) * _dot(rows.astype(flat.dtype), flat)
 
-        numbers = chunks.run(body, flat, self.rows, chunks.weights)
+        chunks, flat = jacobian.chunks, _flatten(jacobian, vector)
+        if at_once(jacobian, self.rows):
+            numbers = chunks.run(body, flat, self.rows, chunks.weights)
+        else:
+            numbers = chunks.map(body, flat, self.rows, chunks.weights, group=group_size(jacobian, chunks.size))
         return from_numbers(jacobian, chunks.join(numbers))
 
     def pull_back(self, jacobian: Jacobian, cotangent: Vector) -> Vector:
@@ -55,26 +58,36 @@ class Dense(Storage):
         return conjugate(self._pull(jacobian, conjugate(cotangent)))
 
     def _pull(self, jacobian, cotangent):
-        chunks = jacobian.chunks
-        numbers = chunks.cut(by_numbers(jacobian, cotangent))
+        wide = row_type(jacobian)[1]
 
         def body(_, rows, weights, numbers):
-            return _dot_transposed(rows, _root(weights, rows) * numbers)
+            return _dot_transposed(rows.astype(wide), _root(weights, numbers) * numbers)
 
-        return _unflatten(jacobian, chunks.run(body, None, self.rows, chunks.weights, numbers, result="sum"))
+        numbers = jacobian.chunks.cut(by_numbers(jacobian, cotangent).astype(wide))
+        return self._sum(jacobian, body, None, numbers)
+
+    def _sum(self, jacobian, body, shared, *stacks):
+        chunks, (length, dtype) = jacobian.chunks, row_type(jacobian)
+        stacks = (self.rows, chunks.weights, *stacks)
+        if at_once(jacobian, self.rows):
+            total = chunks.run(body, shared, *stacks, result="sum")
+        else:
+            like = jax.ShapeDtypeStruct((length,), dtype)
+            total = chunks.sum(body, like, shared, *stacks, group=group_size(jacobian, chunks.size))
+        return _unflatten(jacobian, total)
 
     def gram_product(self, jacobian: Jacobian, vector: Vector) -> Vector:
         """``J^H J v``, the matrix read twice."""
 
         # Weights rather than their roots twice: these have no derivative at zero.
         def body(flat, rows, weights):
+            rows = rows.astype(flat.dtype)
             numbers = _column(weights, rows) * _dot(rows, flat)
             if not is_complex(rows):
                 return _dot_transposed(rows, numbers)
             return jnp.conj(_dot_transposed(rows, jnp.conj(numbers)))
 
-        chunks, flat = jacobian.chunks, _flatten(jacobian, vector)
-        return _unflatten(jacobian, chunks.run(body, flat, self.rows, chunks.weights, result="sum"))
+        return self._sum(jacobian, body, _flatten(jacobian, vector))
 
 
 def _dot(rows, flat):
@@ -86,12 +99,12 @@ def _dot_transposed(rows, numbers):
     return jnp.matmul(numbers.reshape(-1), rows.reshape(-1, rows.shape[-1]), precision="highest")
 
 
-def _column(weights, rows):
-    return weights.astype(real_dtype(rows.dtype))[..., None]
+def _column(weights, like):
+    return weights.astype(real_dtype(like.dtype))[..., None]
 
 
-def _root(weights, rows):
-    return _column(safe_root(weights), rows)
+def _root(weights, like):
+    return _column(safe_root(weights), like)
 
 
 def _flatten(jacobian, vector):
@@ -99,7 +112,7 @@ def _flatten(jacobian, vector):
 
 
 def _unflatten(jacobian, flat):
-    structure = structure_of(jacobian.params)
+    structure = jacobian.in_structure()
     if jacobian.field == "complex":
         return unravel(flat, structure)
     return join_real(unravel(flat, split_real(structure)), structure)

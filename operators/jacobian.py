@@ -4,29 +4,26 @@ Row i of J is :math:`\sqrt{w_i}\,(O_i - \sum_j w_j O_j)` with :math:`O_i` the de
 sample i with respect to the parameters; without centring the mean is left out.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .base import Field, LinearOperator, Vector, conjugate
 from .chunks import Chunks, check_chunk_size, split_samples
-from .closure import ClosedFunction, close
+from .closure import ClosedFunction
 from .dense import Dense
+from .dtypes import Precision, cast
 from .linear_call import closed_linear_call
-from .linearization import explained
+from .network import check_outputs, many_from_one, trace_network
 from .planning import choose
-from .real_factors import real_factors_apart
 from .sample_values import weighed_values
 from .samples_apart import check_samples_apart
-from .sharding import context_of_parts
 from .storage import Linearized, Recomputed, Storage
-from .structure import Structure, all_complex, describe, size_of, structure_of
+from .structure import Structure, freeze, structure_of, thaw
 from .tangent_sums import mean_rows
 from .trainable import real_dtype_of, split_trainable
 
@@ -66,13 +63,20 @@ class Jacobian(LinearOperator):
             None leaves it as it is. On GPUs the default TF32 breaks the symmetry that CG relies on.
         storage: ``"recompute"``, ``"linearized"``, ``"dense"``, or ``"auto"`` as for ``chunk_size``: chosen for many
             products, as a solve takes, and once for a network, its shapes and the number of samples.
+        compute_dtype: what ``f`` is evaluated and differentiated in, and the matrix of dense storage kept in:
+            ``"bfloat16"``, ``"float32"`` or ``"float64"``, complex leaves in the complex dtype of that precision. All
+            floating-point leaves of parameters and samples are cast to it, integers are not. Default: as they are.
+        accumulate_dtype: what sums over chunks are taken in, ``"float32"`` or ``"float64"``; those within a chunk are
+            XLA's own. Default: that of vectors, float32 at least.
+        vector_dtype: that of vectors on both sides, so of a solve. Default: that of the parameters, and on samples
+            that of ``f`` without ``compute_dtype``.
 
     Samples that are sharded along the first axis stay where they are: each device loops over its own chunks, and sums
     meet in one all-reduce. Parameters and vectors of their shape are replicated.
 
     Raises:
         ValueError: samples or weights of unequal lengths, bad weights or chunk size, outputs without the sample axis
-            first, a holomorphic promise that cannot be true, or outputs that depend on other samples.
+            first, a holomorphic promise that cannot be true, outputs that depend on other samples, or another dtype.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,6 +94,7 @@ class Jacobian(LinearOperator):
     chunks: Chunks
     mean_rows: PyTree | None
     storage: Storage
+    vectors: tuple = eqx.field(static=True)
     center: bool = eqx.field(static=True)
     holomorphic: bool = eqx.field(static=True)
 
@@ -106,20 +111,26 @@ class Jacobian(LinearOperator):
         holomorphic: bool = False,
         precision: str | None = "highest",
         storage: StorageName = "recompute",
+        compute_dtype: Any = None,
+        accumulate_dtype: Any = None,
+        vector_dtype: Any = None,
     ):
         if not callable(f):
             raise TypeError(f"Jacobian: f must be a function f(params, samples), not {type(f).__name__}.")
-        self.params, rest = split_trainable(params, trainable)
+        trained, rest = split_trainable(params, trainable)
+        dtypes = Precision.of(compute_dtype, accumulate_dtype, vector_dtype)
+        self.vectors = freeze(cast(structure_of(trained), dtypes.vectors, "vector_dtype"))
+        network, self.params, samples = dtypes.network(f, trained, rest, samples)
         size = check_chunk_size(None if _is_auto(chunk_size) else chunk_size)
-        self.chunks = split_samples(samples, weights, size, real_dtype_of(self.params))
+        self.chunks = split_samples(samples, weights, size, dtypes.widest(real_dtype_of(trained)), dtypes.accumulate)
         self.center, self.holomorphic = bool(center), bool(holomorphic)
 
-        def network(trained, chunk):
-            return f(eqx.combine(trained, rest), chunk)
+        def traced(count):
+            return trace_network(network, f, self.params, self.chunks, count, precision)
 
-        self.network = self._trace(network, f, self.chunk_size, precision)
-        self.network_of_one = self.network if self.chunk_size == 1 else self._trace(network, f, 1, precision)
-        self._check_outputs()
+        self.network = traced(self.chunk_size)
+        self.network_of_one = self.network if self.chunk_size == 1 else traced(1)
+        check_outputs(self.network.out_structure, self.params, self.holomorphic)
         self.storage, self.mean_rows = Recomputed(), None
         if _is_auto(chunk_size) or _is_auto(storage):
             chosen = choose(
@@ -127,10 +138,10 @@ class Jacobian(LinearOperator):
             )
             storage = chosen.storage
             self.chunks = self.chunks.recut(chosen.chunk_size)
-            self.network = self._trace(network, f, self.chunk_size, precision)
+            self.network = traced(self.chunk_size)
         # A chunk of one sample shows nothing of what two do to each other.
         alone = self.chunk_size == 1 and self.chunks.num_samples > 1
-        check_samples_apart(self, self._trace(network, f, 2, precision) if alone else self.network)
+        check_samples_apart(self, traced(2) if alone else self.network)
         self._keep(storage)
 
     def _keep(self, storage: StorageName) -> None:
@@ -185,44 +196,6 @@ class Jacobian(LinearOperator):
         other._keep(storage)
         return other
 
-    def _trace(self, network, f, count, precision) -> ClosedFunction:
-        chunk = self.chunks.structure(count)
-        try:
-            with (
-                context_of_parts(self.chunks.spread),
-                jax.default_matmul_precision(precision) if precision is not None else contextlib.nullcontext(),
-                explained(network, self.params, chunk, name="Jacobian: f"),
-            ):
-                closed = close(network, structure_of(self.params), chunk, code=f, rewrite=real_factors_apart)
-        except Exception as error:
-            error.add_note(
-                f"Jacobian: while tracing f for {count} of {self.chunks.num_samples} samples at a time. f must take "
-                "any number of samples along the first axis; pass an array shaped like all samples as a sample leaf."
-            )
-            raise
-        for leaf in jax.tree.leaves(closed.out_structure):
-            if leaf.ndim == 0 or leaf.shape[0] != count:
-                raise ValueError(
-                    "Jacobian: f must return arrays whose first axis is the sample axis.\n"
-                    f"  got       {describe(closed.out_structure)} for {count} samples\n"
-                    "  A function of one sample becomes one of many with jax.vmap(f, in_axes=(None, 0))."
-                )
-        return closed
-
-    def _check_outputs(self) -> None:
-        out = self.network.out_structure
-        if size_of(out) == 0:
-            raise ValueError(f"Jacobian: f returns no number.\n  got       {describe(out)}")
-        for leaf in jax.tree.leaves(out):
-            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-                raise ValueError(f"Jacobian: f must return floating-point arrays.\n  got       {describe(out)}")
-        if self.holomorphic and not (all_complex(structure_of(self.params)) and all_complex(out)):
-            raise ValueError(
-                "Jacobian: holomorphic=True needs complex parameters and complex outputs only.\n"
-                f"  params    {describe(self.params)}\n  output    {describe(out)}\n"
-                "  Leave it out: all products are right without it."
-            )
-
     def _product(self, vector: Vector) -> Vector:
         return closed_linear_call(_push_forward, _pull_back, self, vector)
 
@@ -232,7 +205,7 @@ class Jacobian(LinearOperator):
 
     def in_structure(self) -> Structure:
         """The trainable parameters, None in place of the others."""
-        return structure_of(self.params)
+        return thaw(self.vectors)
 
     def out_structure(self) -> Structure:
         """The outputs of ``f`` on all samples."""
@@ -269,20 +242,6 @@ class Jacobian(LinearOperator):
             ValueError: values do not match.
         """
         return weighed_values(self.chunks, values, self.out_structure(), self.center)
-
-
-def many_from_one(network_of_one: ClosedFunction, params: PyTree, chunks: Chunks) -> ClosedFunction:
-    """The network on a chunk, from the network on one sample."""
-
-    def many(params, chunk):
-        def one(sample):
-            out = network_of_one(params, jax.tree.map(lambda x: x[None], sample))
-            return jax.tree.map(lambda y: y[0], out)
-
-        return jax.vmap(one)(chunk)
-
-    with context_of_parts(chunks.spread):
-        return close(many, structure_of(params), chunks.chunk_structure, code=many)
 
 
 def _is_auto(option: Any) -> bool:

@@ -32,7 +32,8 @@ def cogram_matrix(jacobian: Jacobian) -> Inexact[Array, "numbers numbers"]:
     kept = jacobian.storage.entries
     if kept is not None:
         weights = jacobian.chunks.flat_weights
-        matrix = _square(_weighed(kept.reshape(-1, *kept.shape[2:])[:count], weights))
+        kept = kept.reshape(-1, *kept.shape[2:])[:count].astype(row_type(jacobian)[1])
+        matrix = _square(_weighed(kept, weights))
     elif held >= count:
         samples = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:count], jacobian.chunks.samples)
         rows = rows_by_groups(jacobian, row_parts(jacobian), samples)

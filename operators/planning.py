@@ -150,7 +150,7 @@ def tune(J: Jacobian, memory: int | str | None = None) -> tuple[Jacobian, Plan]:
 
 def _measured(J: Jacobian) -> float:
     """The median time of a few products, in seconds, once they are compiled."""
-    S, vector, seconds = J.gram(), jax.tree.map(jnp.ones_like, J.params), []
+    S, vector, seconds = J.gram(), jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), J.in_structure()), []
     jax.block_until_ready(S.mv(vector))
     for _ in range(5):
         started = time.perf_counter()
@@ -162,8 +162,8 @@ def _measured(J: Jacobian) -> float:
 def choose(J: Jacobian, storage: str | None, chunk_size: int | None) -> Candidate:
     """The best candidate within half of the free memory, for what is None; chosen once for a network and its shapes."""
     key = (
-        freeze((structure_of(J.params), J.chunks.chunk_structure)),
-        *(J.chunks.num_samples, J.chunks.spread, J.center, J.holomorphic, storage, chunk_size),
+        freeze((structure_of(J.params), J.in_structure(), J.chunks.chunk_structure)),
+        *(J.chunks.num_samples, J.chunks.spread, J.chunks.accumulate, J.center, J.holomorphic, storage, chunk_size),
     )
     # Another choice in the next step of a loop would compile anew, and what is free changes all the time.
     program = J.network_of_one.jaxpr
@@ -250,7 +250,7 @@ def _per_chunk(J: Jacobian, storage: Any, size: int) -> np.ndarray:
     """Bytes kept for all chunks of a device, and temporary ones; then for each chunk bytes kept and operations."""
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if eqx.is_array(x) else x, J)
     other = eqx.filter_eval_shape(lambda J: J.rebuilt(storage, size), like)
-    program = eqx.filter_make_jaxpr(lambda J, v: J.gram()._product(v))(other, structure_of(J.params))[0]
+    program = eqx.filter_make_jaxpr(lambda J, v: J.gram()._product(v))(other, J.in_structure())[0]
     cost, by_chunk = cost_of(program.jaxpr), _bytes(other.storage.kept_by_chunk())
     here = -(-_samples_here(J) // size)
     everywhere = other.chunks.weights.shape[0]

@@ -19,7 +19,17 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from .base import Field, Vector
 from .closure import ClosedFunction
-from .structure import Structure, common_dtype, is_complex, ravel, real_dtype, size_of, split_real, structure_of
+from .structure import (
+    Structure,
+    common_dtype,
+    is_complex,
+    of_precision,
+    ravel,
+    real_dtype,
+    size_of,
+    split_real,
+    structure_of,
+)
 from .tangent_sums import explains, mean_of_pulled, output_units
 
 if TYPE_CHECKING:
@@ -85,9 +95,12 @@ def gram_diagonal(jacobian: Jacobian) -> Real[Array, " P"]:
 @explains
 def all_rows(jacobian: Jacobian) -> Inexact[Array, "K c numbers P"]:
     """All rows, by chunks."""
+    (length, wide), computed = row_type(jacobian), common_dtype(structure_of(jacobian.params))
+    # Digits that the network does not compute, or that vectors do not have, are not worth their memory.
+    dtype = min(wide, of_precision(wide, real_dtype(computed)), key=lambda dtype: dtype.itemsize)
 
     def of_chunk(parts, samples):
-        return rows_by_groups(jacobian, parts, samples)
+        return rows_by_groups(jacobian, parts, samples, dtype)
 
     chunks = jacobian.chunks
     rows = chunks.map(of_chunk, row_parts(jacobian, centred=False), chunks.samples)
@@ -96,35 +109,46 @@ def all_rows(jacobian: Jacobian) -> Inexact[Array, "K c numbers P"]:
 
     # The mean of rows that are there, rather than of rows made for it.
     def weighted_sum(_, rows, weights):
-        flat = weights.astype(real_dtype(rows.dtype)).reshape(-1)
-        total = jnp.matmul(flat, rows.reshape(flat.size, -1), precision="highest")
-        return total.reshape(rows.shape[2:])
+        rows = rows.astype(wide)
+        total = jnp.matmul(weights.astype(real_dtype(wide)), rows.reshape(len(weights), -1), precision="highest")
+        return total.reshape(rows.shape[1:])
 
-    mean = chunks.run(weighted_sum, None, rows, chunks.weights, result="sum")
-    return chunks.run(lambda mean, rows: rows - mean, mean, rows)
+    like, group = jax.ShapeDtypeStruct((number_count(jacobian), length), wide), group_size(jacobian, chunks.size)
+    mean = chunks.sum(weighted_sum, like, None, rows, chunks.weights, group=group)
+    return chunks.run(lambda mean, rows: (rows - mean).astype(dtype), mean, rows)
 
 
-def rows_by_groups(jacobian: Jacobian, parts: RowParts, samples: PyTree) -> Inexact[Array, "c numbers P"]:
-    """The rows of some samples, few at a time."""
+def rows_by_groups(
+    jacobian: Jacobian, parts: RowParts, samples: PyTree, dtype: Any = None
+) -> Inexact[Array, "c numbers P"]:
+    """The rows of some samples, few at a time; in the dtype of sums, or another."""
+    dtype = row_type(jacobian)[1] if dtype is None else dtype
     count = jax.tree.leaves(samples)[0].shape[0]
     group = group_size(jacobian, count)
     if group == count:
-        return _rows(jacobian, parts, samples)
-    return jax.lax.map(lambda sample: row(jacobian, parts, sample), samples, batch_size=group)
+        return _rows(jacobian, parts, samples).astype(dtype)
+    return jax.lax.map(lambda sample: row(jacobian, parts, sample).astype(dtype), samples, batch_size=group)
 
 
 @explains
 def sum_over_rows(jacobian: Jacobian, summand: Callable[[Array, Array], Array], like: jax.ShapeDtypeStruct) -> Array:
     """The sum of ``summand(rows, weights)`` over groups of samples."""
     chunks, kept = jacobian.chunks, jacobian.storage.entries
-    real = real_dtype(row_type(jacobian)[1])
-    if kept is not None:
+    wide = row_type(jacobian)[1]
+    real = real_dtype(wide)
+    if kept is not None and at_once(jacobian, kept):
 
         def of_kept(_, rows, weights):
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (rows, weights))
             return summand(flat[0], flat[1].astype(real))
 
         return chunks.run(of_kept, None, kept, chunks.weights, result="sum")
+    if kept is not None:
+
+        def of_part(_, rows, weights):
+            return summand(rows.astype(wide), weights.astype(real))
+
+        return chunks.sum(of_part, like, None, kept, chunks.weights, group=group_size(jacobian, chunks.size))
 
     def of_group(parts, samples, weights):
         return summand(_rows(jacobian, parts, samples), weights.astype(real))
@@ -134,9 +158,15 @@ def sum_over_rows(jacobian: Jacobian, summand: Callable[[Array, Array], Array], 
     return chunks.sum(of_group, like, row_parts(jacobian), chunks.samples, chunks.weights)
 
 
+def at_once(jacobian: Jacobian, rows: Array) -> bool:
+    """Whether sums over kept rows need no loop: neither to widen few of them at a time, nor to add in more digits."""
+    wide = row_type(jacobian)[1]
+    return rows.dtype == wide and jacobian.chunks.accumulate in (None, real_dtype(wide))
+
+
 def row_type(jacobian: Jacobian) -> tuple[int, Any]:
-    """How many entries a row has, and their dtype."""
-    params = structure_of(jacobian.params)
+    """How many entries a row has, and the dtype of sums over rows: that of vectors."""
+    params = jacobian.in_structure()
     if jacobian.field == "real":
         params = split_real(params)
     return size_of(params), common_dtype(params)
@@ -182,7 +212,7 @@ def row(jacobian: Jacobian, parts: RowParts, sample: PyTree) -> Inexact[Array, "
     def of_unit(unit):
         return _flatten(jacobian, pull(jax.tree.map(lambda u: jnp.conj(u)[None], unit))[0])
 
-    rows = jax.vmap(of_unit)(units)
+    rows = jax.vmap(of_unit)(units).astype(row_type(jacobian)[1])
     return rows if mean is None else rows - mean
 
 

@@ -30,7 +30,7 @@ def _weigh(chunks: Chunks, values: Vector, center: bool) -> Vector:
     def leaf(e):
         w = weights.astype(real_dtype(e.dtype)).reshape(-1, *(1 for _ in e.shape[1:]))
         if center:
-            e = e - (w * e).sum(0)
+            e = e - (w * e).sum(0, dtype=chunks.dtype_of_sums(e.dtype)).astype(e.dtype)
         return safe_root(w) * e
 
     return jax.tree.map(leaf, values)

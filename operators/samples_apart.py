@@ -79,18 +79,18 @@ def check_samples_apart(jacobian: Jacobian, together: ClosedFunction) -> None:
 def apart_from_together(network: ClosedFunction, one: ClosedFunction, params: PyTree, samples: PyTree) -> Difference:
     """The difference between a network on some samples and on each of them alone."""
     together = evaluate(network, params, samples)
-    difference = _difference(together, _apart(one, params, samples))
+    difference = _difference(together, _apart(one, params, samples), params)
     if difference.is_rounding or not repeated(network, params, samples).is_rounding:
         return difference
     # Where terms cancel inside the network its rounding exceeds that of its outputs: so see what it makes of input that
     # is changed by roundings.
-    changed = _difference(together, evaluate(network, *_rounded((params, samples))))
+    changed = _difference(together, evaluate(network, *_rounded((params, samples))), params)
     return difference._replace(allowed=difference.allowed + 30 * changed.found)
 
 
 def repeated(network: ClosedFunction, params: PyTree, samples: PyTree) -> Difference:
     """The difference between two evaluations of the same."""
-    return _difference(*(evaluate(network, params, samples) for _ in range(2)))
+    return _difference(evaluate(network, params, samples), evaluate(network, params, samples), params)
 
 
 @eqx.filter_jit
@@ -108,9 +108,10 @@ def _apart(one, params, samples):
     return jax.vmap(alone)(samples)
 
 
-def _difference(x, y) -> Difference:
+def _difference(x, y, params) -> Difference:
     """Of two outputs; infinite where one is finite and the other is not."""
-    found, scale, eps = 0.0, 0.0, 0.0
+    # Outputs may come in more digits than they were computed with.
+    found, scale, eps = 0.0, 0.0, min(float(jnp.finfo(p.dtype).eps) for p in jax.tree.leaves(params))
     for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
         eps = max(eps, float(jnp.finfo(real_dtype(a.dtype)).eps))
         a, b = (np.asarray(v).astype(np.complex128 if is_complex(v) else np.float64) for v in (a, b))

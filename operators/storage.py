@@ -18,6 +18,7 @@ from jaxtyping import Array
 from . import tangent_sums
 from .base import Vector
 from .closure import ClosedFunction, close
+from .dtypes import cast_like
 from .sharding import context_of_parts
 from .structure import freeze, structure_of, thaw
 
@@ -107,7 +108,8 @@ class Recomputed(Chunked):
     def tangent_map(self, shared: Any, chunk: Any) -> Callable[[Vector], Vector]:
         """Linearized here and now."""
         network, params = shared
-        return jax.linearize(lambda p: network(p, chunk), params)[1]
+        push = jax.linearize(lambda p: network(p, chunk), params)[1]
+        return lambda vector: push(cast_like(vector, params))
 
     def cotangent_map(self, shared: Any, chunk: Any) -> Callable[[Vector], Vector]:
         """Reverse mode."""
@@ -123,7 +125,7 @@ class Linearized(Chunked):
     by_chunk: list[Array]
     linear_part: ClosedFunction
     is_stacked: tuple[bool, ...] = eqx.field(static=True)
-    vectors: tuple = eqx.field(static=True)
+    tangents: tuple = eqx.field(static=True)
     name = "linearized"
 
     @classmethod
@@ -150,11 +152,11 @@ class Linearized(Chunked):
         linear_part, once = shared
         once, own = iter(once), iter(chunk)
         residuals = [next(own) if stacked else next(once) for stacked in self.is_stacked]
-        return lambda vector: linear_part(residuals, vector)
+        return lambda vector: linear_part(residuals, cast_like(vector, thaw(self.tangents)))
 
     def cotangent_map(self, shared: Any, chunk: Any) -> Callable[[Vector], Vector]:
         """The transpose of the linear part."""
-        back = jax.linear_transpose(self.tangent_map(shared, chunk), thaw(self.vectors))
+        back = jax.linear_transpose(self.tangent_map(shared, chunk), thaw(self.tangents))
         return lambda cotangent: back(cotangent)[0]
 
 

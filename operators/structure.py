@@ -114,6 +114,11 @@ def real_dtype(dtype: Any) -> np.dtype:
     return np.dtype(jnp.finfo(dtype).dtype)
 
 
+def of_precision(dtype: Any, real: np.dtype) -> np.dtype:
+    """A real or a complex dtype, as the first is, of the precision of a real one."""
+    return np.dtype(jnp.result_type(real, jnp.complex64) if jnp.issubdtype(dtype, jnp.complexfloating) else real)
+
+
 def check_vector(where: str, name: str, vector: PyTree, expected: Structure, cure: str | None = None) -> PyTree:
     """Return ``vector`` as arrays if it has the ``expected`` structure, else raise an error that says what differs.
 

@@ -21,6 +21,7 @@ from .linearization import explained
 from .structure import Structure, is_complex, real_dtype, size_of
 
 if TYPE_CHECKING:
+    from .chunks import Chunks
     from .jacobian import Jacobian
     from .storage import Chunked
 
@@ -81,7 +82,7 @@ def _pull(jacobian: Jacobian, cut: Vector, factor: Callable[[Array], Array]) -> 
         like = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), jacobian.network.out_structure)
 
         def weighed(_, weights, y):
-            return jax.tree.map(lambda y: y.sum(0), _weigh(factor(weights), y))
+            return _sum(chunks, _weigh(factor(weights), y))
 
         total = chunks.sum(weighed, like, None, chunks.weights, cut)
 
@@ -93,7 +94,7 @@ def _pull(jacobian: Jacobian, cut: Vector, factor: Callable[[Array], Array]) -> 
         return each(storage.cotangent_map(of_storage, chunk), y)
 
     shared = storage.shared(jacobian), total
-    return chunks.sum(body, jacobian.params, shared, storage.stacked(jacobian), chunks.weights, cut)
+    return chunks.sum(body, jacobian.in_structure(), shared, storage.stacked(jacobian), chunks.weights, cut)
 
 
 @explains
@@ -118,12 +119,12 @@ def gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
         def there_and_back(vector, mean):
             out = _weigh(weights, _subtract(push(vector), mean))
             (back,) = jax.linear_transpose(push, vector)(conjugate(out))
-            return conjugate(back), None if mean is None else jax.tree.map(lambda y: y.sum(0), out)
+            return conjugate(back), None if mean is None else _sum(chunks, out)
 
         return each(there_and_back, vector, mean)
 
     shared = storage.shared(jacobian), vector, mean
-    back, rest = chunks.sum(body, (jacobian.params, mean), shared, storage.stacked(jacobian), chunks.weights)
+    back, rest = chunks.sum(body, (jacobian.in_structure(), mean), shared, storage.stacked(jacobian), chunks.weights)
     return back if rest is None else jax.tree.map(jnp.subtract, back, _adjoint_of_mean(jacobian, rest))
 
 
@@ -156,7 +157,7 @@ def mean_of_pulled(jacobian: Jacobian, units: PyTree[Array]) -> PyTree[Array]:
         return jax.lax.map(row, units)
 
     count = jax.tree.leaves(units)[0].shape[0]
-    like = jax.tree.map(lambda p: jax.ShapeDtypeStruct((count, *p.shape), p.dtype), jacobian.params)
+    like = jax.tree.map(lambda p: jax.ShapeDtypeStruct((count, *p.shape), p.dtype), jacobian.in_structure())
     return chunks.sum(body, like, (storage.shared(jacobian), units), storage.stacked(jacobian), chunks.weights)
 
 
@@ -188,7 +189,7 @@ def _mean_of_product(jacobian: Jacobian, vector: Vector) -> PyTree[Array] | None
         def body(shared, chunk, weights):
             of_storage, vector = shared
             out = each(storage.tangent_map(of_storage, chunk), vector)
-            return jax.tree.map(lambda o: (_column(weights, o) * o).sum(0), out)
+            return _sum(chunks, _weigh(weights, out))
 
         like = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), jacobian.network.out_structure)
         return chunks.sum(body, like, (storage.shared(jacobian), vector), storage.stacked(jacobian), chunks.weights)
@@ -238,6 +239,11 @@ def _column(weights: Array, like: Array) -> Array:
 
 def _weigh(weights: Array, vector: Vector) -> Vector:
     return jax.tree.map(lambda y: _column(weights, y) * y, vector)
+
+
+def _sum(chunks: Chunks, vector: Vector) -> PyTree[Array]:
+    """The sum over the samples of a chunk."""
+    return jax.tree.map(lambda y: y.sum(0, dtype=chunks.dtype_of_sums(y.dtype)), vector)
 
 
 def _subtract(vector: Vector, mean: PyTree[Array] | None) -> Vector:
