@@ -63,7 +63,7 @@ class Jacobian(LinearOperator):
             None leaves it as it is. On GPUs the default TF32 breaks the symmetry that CG relies on.
         storage: ``"recompute"``, ``"linearized"``, ``"dense"``, or ``"auto"`` as for ``chunk_size``: chosen for many
             products, as a solve takes, and once for a network, its shapes and the number of samples.
-        compute_dtype: what ``f`` is evaluated and differentiated in, and the matrix of dense storage kept in:
+        compute_dtype: what ``f`` is evaluated and differentiated in, and, at most, the matrix of dense storage kept in:
             ``"bfloat16"``, ``"float32"`` or ``"float64"``, complex leaves in the complex dtype of that precision. All
             floating-point leaves of parameters and samples are cast to it, integers are not. Default: as they are.
         accumulate_dtype: what sums over chunks are taken in, ``"float32"`` or ``"float64"``; those within a chunk are
