@@ -126,6 +126,30 @@ def _explanation(error, f, primals, name, stages) -> str | None:
     return None
 
 
+def refuse_reverse_only(f: Callable, traced: Jaxpr, *primals: Any) -> None:
+    """Fail where the tangent map of ``f`` holds a derivative for reverse mode only, as JAX would in lowering it.
+
+    Inside `explained`: what is jitted around it is lowered where no block can name the operation any more.
+
+    Args:
+        f: the function.
+        traced: its program, looked through for such derivatives; without one nothing is lowered.
+        primals: the shapes and dtypes of its arguments; it is differentiated in the first.
+    """
+    if _holds_custom_vjp(traced):
+        like, *rest = (jax.tree.map(abstract, x) for x in primals)
+        # Checkpointed as the loops' bodies are: so what no result needs is lowered too.
+        push = jax.checkpoint(lambda x, v, *rest: jax.jvp(lambda x: f(x, *rest), (x,), (v,))[1])
+        jax.jit(push).lower(like, like, *rest)
+
+
+def _holds_custom_vjp(jaxpr: Jaxpr) -> bool:
+    return any(
+        e.primitive.name.startswith("custom_vjp") or any(map(_holds_custom_vjp, jaxprs_in_params(e.params)))
+        for e in jaxpr.eqns
+    )
+
+
 def _words(name, failed, what, place, cure):
     at = f"  at        {place}\n" if place else ""
     return (

@@ -16,8 +16,10 @@ import numpy as np
 
 from .costs import cost_of
 from .device_memory import free_memory
+from .linearization import LinearizationError
 from .rows import group_size
 from .structure import freeze, is_complex, is_traced, structure_of
+from .tangent_sums import check_forward
 
 if TYPE_CHECKING:
     from .jacobian import Jacobian, StorageName
@@ -110,7 +112,7 @@ def plan(J: Jacobian, memory: int | str | None = None) -> Plan:
         'recompute'
     """
     budget = _checked(J, "plan", memory)
-    return _best_of([c for storage in _STORAGES for c in _candidates(J, storage, _sizes(J, storage))], budget)
+    return _best_of([c for storage in _storages(J) for c in _candidates(J, storage, _sizes(J, storage))], budget)
 
 
 def tune(J: Jacobian, memory: int | str | None = None) -> tuple[Jacobian, Plan]:
@@ -170,7 +172,7 @@ def choose(J: Jacobian, storage: str | None, chunk_size: int | None) -> Candidat
     known = _choices.get((id(program), key))
     if known is not None and known[0] is program:
         return known[1]
-    sizes = {name: [chunk_size] if chunk_size else _sizes(J, name) for name in ([storage] if storage else _STORAGES)}
+    sizes = {name: [chunk_size] if chunk_size else _sizes(J, name) for name in ([storage] if storage else _storages(J))}
     best = _best_of([c for name in sizes for c in _candidates(J, name, sizes[name])], free_memory() // 2).best
     _choices[id(program), key] = program, best
     if len(_choices) > _MAX_CHOICES:
@@ -181,6 +183,15 @@ def choose(J: Jacobian, storage: str | None, chunk_size: int | None) -> Candidat
 _choices: OrderedDict[Any, tuple[Any, Candidate]] = OrderedDict()
 _MAX_CHOICES = 256
 _STORAGES = ("recompute", "linearized", "dense")
+
+
+def _storages(J: Jacobian) -> tuple[str, ...]:
+    """Those that can serve: entries are made in reverse mode, products without them need forward mode too."""
+    try:
+        check_forward(J)
+    except LinearizationError:
+        return ("dense",)
+    return _STORAGES
 
 
 def _best_of(candidates: list[Candidate], memory: int) -> Plan:

@@ -17,7 +17,8 @@ from jaxtyping import Array, PyTree
 
 from .base import Vector, conjugate
 from .linear_call import one_by_one
-from .linearization import explained
+from .linearization import explained, refuse_reverse_only
+from .sharding import context_of_parts
 from .structure import Structure, is_complex, real_dtype, size_of
 
 if TYPE_CHECKING:
@@ -50,9 +51,17 @@ def explains(fun: Callable[..., Any]) -> Callable[..., Any]:
     return explained_fun
 
 
+def check_forward(jacobian: Jacobian) -> None:
+    """Fail where the network has a derivative for reverse mode only, see `refuse_reverse_only`."""
+    network, chunks = jacobian.network, jacobian.chunks
+    with context_of_parts(chunks.spread):
+        refuse_reverse_only(network, network.jaxpr, jacobian.params, chunks.chunk_structure)
+
+
 @explains
 def push_forward(jacobian: Jacobian, vector: Vector) -> Vector:
     """``J v``: one row for each sample."""
+    check_forward(jacobian)
     return jacobian.chunks.join(_products(jacobian, vector, safe_root))
 
 
@@ -105,6 +114,7 @@ def gram_product(jacobian: Jacobian, vector: Vector) -> Vector:
     of the two factors it would be enough in exact arithmetic, since the other then sums to zero against it. In floating
     point that sum is not zero, and a large mean would multiply it: it is summed up too, and its part taken away.
     """
+    check_forward(jacobian)
     if jacobian.center and jacobian.mean_rows is None:
         # Weights rather than their roots twice: these have no derivative at zero.
         products = _products(jacobian, vector, jnp.ones_like)

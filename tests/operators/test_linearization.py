@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
+from krylov.operators import Jacobian, plan
 from krylov.operators.linearization import LinearizationError, explained, linear_transpose, linearize
 from tests.operators.transformations import assert_close
 
@@ -53,6 +54,38 @@ NOT_LINEARIZABLE = {
     "no rule": (lambda x: 2 * ruleless_p.bind(x), r"ruleless, float\d\d\[8\] -> float\d\d\[8\][\s\S]*custom_jvp"),
     "callback": (lambda x: on_host(x) + x, r"pure_callback[\s\S]*custom_jvp"),
 }
+
+
+def stopped(x):
+    """Reverse mode only, and no derivative at all in the end."""
+    return reverse_only(x) + lax.stop_gradient(reverse_only(2 * x))
+
+
+@pytest.mark.parametrize("f", [reverse_only, stopped, lambda x: jax.vmap(jax.jit(jax.checkpoint(reverse_only)))(x)])
+@pytest.mark.parametrize("storage", ["recompute", "linearized"])
+def test_a_jacobian_names_a_derivative_for_reverse_mode_only(storage, f):
+    params, samples = jnp.asarray(X[:4]), jnp.asarray(X.reshape(2, 4))
+    J = Jacobian(lambda p, x: f(x * p).sum(-1), params, samples, storage=storage)
+    for product in (J.mv, J.gram().mv, jax.jit(lambda v: J.gram().mv(v))):
+        with pytest.raises(LinearizationError, match=r"f cannot be pushed forward[\s\S]*custom_vjp_call"):
+            product(params)
+    rows = np.cos(X.reshape(2, 4) * X[:4]) * X.reshape(2, 4) / np.sqrt(2)
+    assert_close(J.H.mv(jnp.ones(2, params.dtype)), rows.sum(0))
+
+
+def test_a_derivative_for_reverse_mode_only_is_chosen_dense_storage():
+    params, samples = jnp.asarray(X[:4]), jnp.asarray(X.reshape(2, 4))
+    J = Jacobian(lambda p, x: reverse_only(x * p).sum(-1), params, samples, storage="auto")
+    rows = np.cos(X.reshape(2, 4) * X[:4]) * X.reshape(2, 4) / np.sqrt(2)
+    assert J.storage.name == "dense"
+    assert {c.storage for c in plan(J).candidates} == {"dense"}
+    assert_close(J.mv(params), rows @ X[:4])
+
+
+def test_a_derivative_for_reverse_mode_only_may_be_inactive():
+    params, samples = jnp.asarray(X[:4]), jnp.asarray(X.reshape(2, 4))
+    J = Jacobian(lambda p, x: (reverse_only(x) * p).sum(-1), params, samples)
+    assert_close(J.mv(params), np.sin(X.reshape(2, 4)) @ X[:4] / np.sqrt(2))
 
 
 @pytest.mark.parametrize("name", NOT_LINEARIZABLE)
