@@ -51,6 +51,7 @@ def explains(fun: Callable[..., Any]) -> Callable[..., Any]:
     return explained_fun
 
 
+@explains
 def check_forward(jacobian: Jacobian) -> None:
     """Fail where the network has a derivative for reverse mode only, see `refuse_reverse_only`."""
     network, chunks = jacobian.network, jacobian.chunks
