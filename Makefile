@@ -22,7 +22,7 @@ demo: $(VENV)/installed-docs ## the library's main job on a real quantum system
 	$(BIN)/python docs/examples/demo.py
 
 test: lint types test-float32 ## everything: lint, types, tests with x64 off, then the others with x64 on
-	$(PYTEST) --second-pass
+	XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0" $(PYTEST) --second-pass
 
 test-fast: $(VENV)/installed-dev ## a first look: of each test that is not slow, its first case
 	$(PYTEST) -m "not slow" --first-case

@@ -62,8 +62,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     _tests_run += 1
     maps = Path("/proc/self/maps")
     if _tests_run % 20 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPS:
+        gc.unfreeze()
         jax.clear_caches()
         gc.collect()
+    # Traced programs are many millions of objects: looked through again and again they would take half of the time.
+    gc.freeze()
 
 
 @pytest.fixture

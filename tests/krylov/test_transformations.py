@@ -141,8 +141,9 @@ CASES = [as_marked(method, dtype) for method in METHODS for dtype in ("float32",
 CASES.append(as_marked("bicgstabl", "complex64"))
 
 
-@pytest.mark.parametrize("method, dtype", CASES)
+# All transformations of a case after each other: they share one program.
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("method, dtype", CASES)
 def test_agrees_with_the_dense_formula(method, dtype, transformation):
     got, right = results(method, dtype)[transformation]
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(right), strict=True):
