@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .closure import ClosedFunction
-from .sharding import on_one_device
+from .sharding import context_of_one_device, on_one_device
 from .structure import is_complex, is_traced, real_dtype
 
 if TYPE_CHECKING:
@@ -53,11 +53,12 @@ def check_samples_apart(jacobian: Jacobian, together: ClosedFunction) -> None:
         return
     if any(is_traced(x) for x in jax.tree.leaves((jacobian, together))):
         return
-    samples = jacobian.chunks.first(jax.tree.leaves(together.out_structure)[0].shape[0])
-    together, one, params = on_one_device((together, one, jacobian.params))
-    difference = apart_from_together(together, one, params, samples)
+    with context_of_one_device():
+        samples = jacobian.chunks.first(jax.tree.leaves(together.out_structure)[0].shape[0])
+        here = on_one_device((together, one, jacobian.params))
+        difference = apart_from_together(*here, samples)
+        twice = difference if difference.is_rounding else repeated(here[0], here[2], samples)
     if not difference.is_rounding:
-        twice = repeated(together, params, samples)
         if not twice.is_rounding:
             raise ValueError(
                 "Jacobian: f does not give the same twice.\n"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, reshard, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
@@ -115,6 +116,13 @@ def context_of_parts(spread: Spread | None) -> contextlib.AbstractContextManager
     JAX writes the mesh of the context into each operation and wants to find the same one where the operation runs.
     """
     return contextlib.nullcontext() if spread is None else use_abstract_mesh(AbstractMesh((), ()))
+
+
+def context_of_one_device() -> contextlib.AbstractContextManager:
+    """Where what lies on one device can be computed with: the mesh of ``jax.set_mesh`` wants all of its devices."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.set_mesh(Mesh(np.empty((), object), ()))
 
 
 def on_one_device(tree: Any) -> Any:

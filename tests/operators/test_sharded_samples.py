@@ -60,6 +60,22 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["Auto", pytest.param("Explicit", marks=slow)])
+def test_under_the_mesh_of_the_context(kind):
+    """Made and used inside ``jax.set_mesh``, eagerly, under jit and under grad."""
+    weights = jnp.ones((3, 4))
+    network = lambda params, x: jnp.tanh(x @ params).sum(-1)
+    mesh, samples = spread(AxisType[kind], ("a", "b"), jnp.linspace(-1, 1, 3 * N).reshape(N, 3))
+    product = lambda params, x: Jacobian(network, params, x, center=True, chunk_size=4).gram() @ jnp.ones((3, 4))
+    expected = product(weights, jax.device_get(samples[0]))
+    with jax.set_mesh(mesh):
+        replicated = jax.device_put(weights, NamedSharding(mesh, P()))
+        assert_same(product(replicated, samples[0]), expected)
+        assert_same(jax.jit(product)(replicated, samples[0]), expected)
+        by_scale = jax.grad(lambda scale: (scale * product(replicated, samples[0])).sum())
+        assert_same(by_scale(1.0), expected.sum())
+
+
 @pytest.mark.parametrize("kind, storage, axes", CASES)
 def test_all_products(kind, storage, axes):
     params, samples, weights, values = system()
