@@ -12,6 +12,7 @@ from jaxtyping import Array, Inexact, PyTree
 
 from .structure import (
     Structure,
+    abstract,
     check_vector,
     common_dtype,
     has_complex,
@@ -60,7 +61,10 @@ class LinearOperator(lx.AbstractLinearOperator):
         return False
 
     def _adjoint_product(self, vector: Vector) -> Vector:
-        (out,) = jax.linear_transpose(self._product, self.in_structure())(conjugate(vector))
+        like = self.in_structure()
+        if same_structure(like, self.out_structure()):
+            like = jax.tree.map(abstract, vector)  # spread over a mesh as the vector is
+        (out,) = jax.linear_transpose(self._product, like)(conjugate(vector))
         return conjugate(out)
 
     def mv(self, vector: Vector) -> Vector:

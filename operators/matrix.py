@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import sparse
+from jax.sharding import NamedSharding, reshard
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from .base import Field, LinearOperator, Vector
 from .function import check_hermitian_structure, check_inexact
 from .structure import (
     Structure,
+    abstract,
     all_complex,
     common_dtype,
     describe,
@@ -142,7 +145,12 @@ class MatrixOperator(LinearOperator):
 def _multiply(matrix, vector):
     if isinstance(matrix, sparse.BCOO):
         return matrix @ vector
-    return jnp.matmul(matrix, vector, precision=jax.lax.Precision.HIGHEST)
+    sharding = abstract(vector).sharding
+    if sharding is None or matrix.shape[0] != matrix.shape[1]:
+        return jnp.matmul(matrix, vector, precision=jax.lax.Precision.HIGHEST)
+    # On Explicit axes a product must say how it is spread: as the vector is, whatever the matrix.
+    whole = reshard(vector, NamedSharding(sharding.mesh, P()))
+    return jnp.matmul(matrix, whole, precision=jax.lax.Precision.HIGHEST, out_sharding=sharding)
 
 
 def _as_jax_matrix(matrix: Any) -> Any:

@@ -55,9 +55,9 @@ def check_samples_apart(jacobian: Jacobian, together: ClosedFunction) -> None:
         return
     with context_of_one_device():
         samples = jacobian.chunks.first(jax.tree.leaves(together.out_structure)[0].shape[0])
-        here = on_one_device((together, one, jacobian.params))
-        difference = apart_from_together(*here, samples)
-        twice = difference if difference.is_rounding else repeated(here[0], here[2], samples)
+        network, one, params = on_one_device((together, one, jacobian.params))
+        difference = apart_from_together(network, one, params, samples)
+        twice = difference if difference.is_rounding else repeated(network, params, samples)
     if not difference.is_rounding:
         if not twice.is_rounding:
             raise ValueError(

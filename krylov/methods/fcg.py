@@ -68,7 +68,7 @@ class FCG(Recurrence):
     def allocate(self, space: Space, rhs: Vector, preconditioned: bool) -> FCGState:
         """The directions and their images."""
         zero = zeros_like(rhs)
-        rows = jax.tree.map(lambda x: jnp.zeros((self.memory, *x.shape), x.dtype), rhs)
+        rows = jax.tree.map(lambda x: jnp.broadcast_to(jnp.zeros_like(x), (self.memory, *x.shape)), rhs)
         none, running = jnp.asarray(0, jnp.int32), jnp.asarray(RUNNING, jnp.int32)
         nothing = jnp.zeros((), space.real_dtype)
         return FCGState(zero, rhs, zero, rows, rows, none, nothing, nothing, nothing, running)
@@ -113,7 +113,7 @@ class FCG(Recurrence):
         place = state.steps % self.memory
 
         def put(rows, vector):
-            return jax.tree.map(lambda v, x: v.at[place].set(x), rows, scale(unit, vector))
+            return jax.tree.map(lambda v, x: v.at[place].set(x, mode="drop"), rows, scale(unit, vector))
 
         return state._replace(
             x=axpy(alpha, state.p, state.x),

@@ -51,6 +51,30 @@ def test_sharded_system_gives_the_same_answer(method, kind):
     assert norm(wide(spread.x) - wide(alone.x)) <= 1e3 * eps("float32") * norm(alone.x)
 
 
+@pytest.mark.parametrize("method", problems.slow_but(("cg", "fcg", "gmres", "bicgstab", "cholesky", "lu"), "cg"))
+def test_matrix_and_vector_may_be_spread_in_different_ways(method):
+    """On Explicit axes, in the context of the mesh and without: solution and gradient are spread as b is."""
+    A, b = problems.suited("cg" if method == "fcg" else method, "float32", N)
+    expected = np.linalg.solve(wide(A), wide(b))
+    hermitian = method in ("fcg", *problems.HERMITIAN_METHODS)
+    mesh = mesh_of("explicit")
+
+    def total(A, b):
+        x = krylov.solve(MatrixOperator(A, hermitian=hermitian), b, method, rtol=1e-6).x
+        return x.sum(), x
+
+    for rows, entries in ((P(), P("devices")), (P(None, "devices"), P("devices")), (P("devices", None), P())):
+        spread_A, spread_b = (jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in ((A, rows), (b, entries)))
+        gradient, x = jax.jit(jax.grad(total, argnums=1, has_aux=True))(spread_A, spread_b)
+        spread_alike = NamedSharding(mesh, entries)
+        assert all(y.sharding.is_equivalent_to(spread_alike, 1) for y in (x, gradient))
+        assert norm(wide(x) - expected) <= 1e-3 * norm(expected)
+        right = np.linalg.solve(wide(A).T, np.ones(N))
+        assert norm(wide(gradient) - right) <= 1e-3 * norm(right)
+        with jax.set_mesh(mesh):
+            assert norm(wide(total(spread_A, spread_b)[1]) - expected) <= 1e-3 * norm(expected)
+
+
 @pytest.mark.parametrize(
     "method, kind", on_each_mesh(("cg", "minres", "gmres", "bicgstab", "bicgstabl", "cholesky"), "cg")
 )
