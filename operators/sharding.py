@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, reshard, use_abstrac
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
-from .structure import abstract, is_traced, join_real, ravel, real_dtype, split_real, structure_of, unravel
+from .structure import abstract, is_traced, join_real, ravel, real_dtype, split_real, structure_of, unravel, varies
 
 Result = Literal["parts", "sum", "same"]
 
@@ -34,8 +34,15 @@ def spread_of(samples: PyTree) -> Spread | None:
     """How samples are spread; None where they are not, or where JAX does not say: under jit on an Auto mesh.
 
     Raises:
-        ValueError: leaves are spread in different ways.
+        ValueError: leaves are spread in different ways, or are parts that a ``jax.shard_map`` keeps account of.
     """
+    if any(varies(leaf) for leaf in jax.tree.leaves(samples)):
+        raise ValueError(
+            "Jacobian: inside jax.shard_map the derivatives of a traced network cannot say what varies.\n"
+            f"  got       samples {[str(jax.typeof(leaf)) for leaf in jax.tree.leaves(samples)]}\n"
+            "  Pass check_vma=False to jax.shard_map: the Jacobian is then that of the device's own samples. Or make\n"
+            "  it outside from sharded samples, whose sums go over all devices."
+        )
     found = {_spread_of_leaf(leaf) for leaf in jax.tree.leaves(samples)}
     if len(found) > 1:
         raise ValueError(

@@ -13,8 +13,7 @@ Structure = PyTree[jax.ShapeDtypeStruct]
 
 def abstract(x: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an array, tracer or abstract value, with its sharding and varying mesh axes if it has any."""
-    aval = x if hasattr(x, "shape") and hasattr(x, "dtype") and not hasattr(x, "__array__") else jax.typeof(x)
-    options = {}
+    aval, options = _type_of(x), {}
     sharding = getattr(aval, "sharding", None)
     explicit = sharding is not None and not sharding.mesh.empty and sharding.mesh.are_all_axes_explicit
     # The mesh axes that a value varies over inside shard_map; JAX changed the attribute's name.
@@ -26,6 +25,17 @@ def abstract(x: Any) -> jax.ShapeDtypeStruct:
     if explicit or options:
         options["sharding"] = sharding
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, **options)
+
+
+def _type_of(x: Any) -> Any:
+    return x if hasattr(x, "shape") and hasattr(x, "dtype") and not hasattr(x, "__array__") else jax.typeof(x)
+
+
+def varies(x: Any) -> bool:
+    """Whether a value is known to vary over the axes of a mesh, inside ``jax.shard_map`` with ``check_vma``."""
+    aval = _type_of(x)
+    axes = getattr(aval, "manual_axis_type", None)
+    return bool(axes.varying if axes is not None else getattr(aval, "vma", None))
 
 
 def is_traced(x: Any) -> bool:

@@ -52,6 +52,25 @@ def assert_same(found, expected):
         np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE * max(1.0, np.abs(b).max()))
 
 
+@pytest.mark.parametrize("storage", ["recompute", pytest.param("dense", marks=slow)])
+def test_inside_shard_map_it_is_that_of_the_devices_own_samples(storage):
+    network = lambda params, x: jnp.tanh(x @ params).sum(-1)
+    params, samples = jnp.ones((3, 4)), jnp.linspace(-1, 1, 8 * 12).reshape(32, 3)
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,))
+
+    def local(params, samples):
+        J = Jacobian(network, params, samples, center=True, chunk_size=3, storage=storage)
+        return krylov.solve(J.gram(), params, shift=1.0, rtol=1e-6).x[None]
+
+    def on_each(check):
+        return jax.shard_map(local, mesh=mesh, in_specs=(P(), P("a")), out_specs=P("a"), check_vma=check)
+
+    expected = [local(params, part)[0] for part in samples.reshape(8, 4, 3)]
+    np.testing.assert_allclose(on_each(False)(params, samples), expected, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"Pass check_vma=False to jax\.shard_map"):
+        on_each(True)(params, samples)
+
+
 CASES = [
     ("Explicit", "recompute", ("a", "b")),
     pytest.param("Auto", "recompute", "a", marks=slow),
