@@ -70,6 +70,9 @@ def natural_gradient(
     holomorphic: bool = False,
     precision: str | None = "highest",
     storage: StorageName = "recompute",
+    compute_dtype: Any = None,
+    accumulate_dtype: Any = None,
+    vector_dtype: Any = None,
     **options: Any,
 ) -> tuple[PyTree, NaturalGradientSolution]:
     r"""The natural-gradient step :math:`dp = (J^H J + \lambda)^{-1} J^H e` of a network, never forming a matrix.
@@ -119,6 +122,9 @@ def natural_gradient(
         holomorphic: promise that ``f`` is holomorphic in complex parameters. Needed by no route.
         precision: matrix multiplication precision of ``f``; see `Jacobian`.
         storage: what is kept between products; see `Jacobian`.
+        compute_dtype: precision of the network; this and the two that follow as for `Jacobian`.
+        accumulate_dtype: precision of sums over samples.
+        vector_dtype: precision of the vectors, and so of the solve.
         options: ``rtol``, ``atol``, ``maxiter``, ``history``, ``progress``, ``throw`` of `solve`.
 
     Returns:
@@ -153,6 +159,9 @@ def natural_gradient(
         holomorphic=holomorphic,
         precision=precision,
         storage=storage,
+        compute_dtype=compute_dtype,
+        accumulate_dtype=accumulate_dtype,
+        vector_dtype=vector_dtype,
     )
     damping = make_damping("natural_gradient", J, shift, diag_scale)
     before = None

@@ -148,6 +148,32 @@ def test_momentum_with_one_shift(route):
     close(begun, dense_step(rows, e, shift))
 
 
+@pytest.mark.x64_only
+@pytest.mark.parametrize("route", problems.slow_but(["parameters", "samples", "least_squares"], "samples"))
+def test_single_precision_parameters_solved_in_double(route):
+    """The step of the parameters as they are, to the digits of double, in their own dtype."""
+    single = jax.tree.map(lambda x: x.astype(jnp.float32), _params(np.float64))
+    samples = SAMPLES.astype(jnp.float32)
+    values = values_of(complex_output, _params(np.float64))
+    double = jax.tree.map(lambda x: x.astype(jnp.float64), single)
+    expected, _ = krylov.natural_gradient(complex_output, double, samples, values, shift=1e-6, rtol=1e-9, route=route)
+    step, solution = krylov.natural_gradient(
+        complex_output,
+        single,
+        samples,
+        values,
+        shift=1e-6,
+        rtol=1e-9,
+        route=route,
+        compute_dtype="float64",
+        vector_dtype="float64",
+    )
+    assert bool(solution.converged)
+    for x, y in zip(jax.tree.leaves(step), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == np.float32
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6 * np.abs(y).max())
+
+
 def test_holomorphic_promise_changes_nothing_but_the_diagonal_of_one_shape():
     f, params = NETWORKS["holomorphic"]
     values = values_of(f, params)
