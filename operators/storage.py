@@ -160,6 +160,7 @@ class Linearized(Chunked):
         return lambda cotangent: back(cotangent)[0]
 
 
+@tangent_sums.explains
 def linearized_parts(jacobian: Jacobian) -> tuple[ClosedFunction, ClosedFunction, tuple[bool, ...]]:
     """The network on one chunk cut in two: what gives residuals, what is linear, and which residuals hold samples."""
     params, chunk = structure_of(jacobian.params), jacobian.chunks.chunk_structure

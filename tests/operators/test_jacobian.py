@@ -686,3 +686,15 @@ def test_many_networks_in_turn_compile_nothing_anew(count_compilations):
     for f in fs:
         Jacobian(f, p, x, chunk_size=3) @ p
     assert count_compilations() == before
+
+
+@pytest.mark.parametrize("storage", ["recompute", "linearized", "dense"])
+def test_every_storage_names_the_operation_that_cannot_be_linearized(storage):
+    def network(p, x):
+        return jax.lax.reduce_window(x * p, 0.0, jax.lax.max, (1, 2), (1, 2), "VALID").sum(1)
+
+    p, x = jnp.ones(4), jnp.ones((3, 4))
+    with pytest.raises(
+        LinearizationError, match=r"Jacobian: f cannot be linearized[\s\S]*initial value 0.0[\s\S]*max_pool"
+    ):
+        krylov.Jacobian(network, p, x, storage=storage).T @ jnp.ones(3)
