@@ -135,7 +135,9 @@ def _eigsh(op, k, which, size, tolerance, max_restarts, key) -> Eigenpairs:
         ritz, moved = combine(vectors.T, rows[:size]), combine(vectors.T, products)
         norms = norms_of(moved[:k] - values[:k, None] * ritz[:k])
         used = (jnp.arange(size) < keep)[:, None]
-        new = jnp.zeros_like(rows).at[:size].set(jnp.where(used, ritz, 0)).at[keep].set(rows[size])
+        # Where all dimensions are asked for, nothing is orthogonal to the basis: go on from the last wanted vector.
+        next_row = rows[size] if keep >= k else ritz[keep]
+        new = jnp.zeros_like(rows).at[:size].set(jnp.where(used, ritz, 0)).at[keep].set(next_row)
         return _Restart(
             rows=new,
             products=jnp.where(used, moved, 0),

@@ -108,3 +108,15 @@ def test_bad_input_is_named():
     ):
         with pytest.raises(ValueError, match=f"(?s){words}"):
             call()
+
+
+@pytest.mark.parametrize("n", [1, 2, 6])
+def test_eigsh_finds_all_eigenpairs_where_all_are_asked_for(n):
+    M = np.random.default_rng(n).normal(size=(n, n))
+    A = M @ M.T + np.eye(n)
+    found = krylov.eigsh(jnp.asarray(A), n, "smallest")
+    V, values = np.asarray(found.vectors, float), np.asarray(found.values, float)
+    assert found.converged
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(A), rtol=1e-4)
+    np.testing.assert_allclose(V @ A, values[:, None] * V, atol=1e-4 * values.max())
+    np.testing.assert_allclose(V @ V.T, np.eye(n), atol=1e-4)
