@@ -52,9 +52,7 @@ def square_system(
     if not op.is_square:
         raise ValueError(
             f"{where}: the operator is not square.\n  input     {describe(op.in_structure())}\n"
-            f"  output    {describe(op.out_structure())}\n"
-            "  For the least-squares solution: krylov.lstsq, with damping in place of a shift; or solve with the gram, "
-            "op.H @ op or J.gram()."
+            f"  output    {describe(op.out_structure())}\n  {_cure(op)}"
         )
     if preconditioner is not None:
         sides = {"input": preconditioner.in_structure(), "output": preconditioner.out_structure()}
@@ -75,6 +73,21 @@ def built(
         return preconditioner, 0
     made = recipe.build(op, shift=shift)
     return made, made.report.matvecs
+
+
+def _cure(op: LinearOperator) -> str:
+    """What to do about outputs that are not like the inputs."""
+    inputs, outputs = jax.tree.leaves(op.in_structure()), jax.tree.leaves(op.out_structure())
+    if not outputs:
+        return "The product returns no array: a function without a return statement?"
+    if [x.shape for x in inputs] == [x.shape for x in outputs]:
+        if all(is_complex(y) >= is_complex(x) for x, y in zip(inputs, outputs, strict=True)):
+            return "The product must return the structure and dtypes of b; where it is complex, give a complex b."
+        return "The product must return the structure and dtypes of b: cast its result."
+    return (
+        "For the least-squares solution: krylov.lstsq, with damping in place of a shift; or solve with the gram, "
+        "op.H @ op or J.gram()."
+    )
 
 
 def _match_fields(op, preconditioner, vectors):

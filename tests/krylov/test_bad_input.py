@@ -43,6 +43,16 @@ CASES = {
         ValueError,
         ["solve: b", "float32[10]", "complex64[10]", "astype"],
     ),
+    "a function that returns nothing": (
+        solve_with(lambda x: None, method="gmres"),
+        ValueError,
+        ["solve: the operator", "return statement"],
+    ),
+    "a complex function of a real b": (
+        solve_with(lambda x: 1j * x, method="gmres"),
+        ValueError,
+        ["solve: the operator", "float32[10]", "complex64[10]", "give a complex b"],
+    ),
     "b of integers": (solve_with(rhs=np.arange(10)), TypeError, ["solve: b", "int", "cast"]),
     "b of bools": (solve_with(rhs=np.ones(10, bool)), TypeError, ["solve: b", "bool"]),
     "b of words": (solve_with(rhs=["a"]), TypeError, ["solve: b"]),
