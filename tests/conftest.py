@@ -65,7 +65,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.unfreeze()
         jax.clear_caches()
         gc.collect()
-    # Traced programs are many millions of objects: looked through again and again they would take half of the time.
+    # Traced programs are millions of objects: looked through again and again they slow a long run down.
     gc.freeze()
 
 
