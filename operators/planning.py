@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import statistics
 import time
 from collections import OrderedDict
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .costs import cost_of
-from .device_memory import free_memory
+from .device_memory import describe_bytes, free_memory, parse_bytes
 from .linearization import LinearizationError
 from .rows import group_size
 from .structure import freeze, is_complex, is_traced, structure_of
@@ -289,37 +288,3 @@ def _checked(J: Any, where: str, memory: int | str | None) -> int:
             f"{where}: J must be a krylov.Jacobian, not {type(J).__name__}.\n  J.gram() has it as .jacobian."
         )
     return free_memory() // 2 if memory is None else parse_bytes(where, memory)
-
-
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS[_letter + "b"], _UNITS[_letter + "ib"] = 1000**_power, 1024**_power
-
-
-def parse_bytes(where: str, memory: int | str) -> int:
-    """A number of bytes, from a number or a string like ``"2GiB"``.
-
-    Raises:
-        ValueError: anything else, or not positive.
-    """
-    size = None
-    if isinstance(memory, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", memory.lower())
-        if match is not None and match[2] in _UNITS:
-            size = float(match[1]) * _UNITS[match[2]]
-    elif isinstance(memory, (int, float, np.integer, np.floating)) and not isinstance(memory, bool):
-        size = float(memory)
-    if size is None or not 0 < size < float("inf"):
-        raise ValueError(
-            f"{where}: memory must be a positive number of bytes, or a string like '2GiB'.\n  got       {memory!r}"
-        )
-    return int(size)
-
-
-def describe_bytes(count: float) -> str:
-    """A size for people: ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

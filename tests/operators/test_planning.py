@@ -12,8 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import krylov
 from krylov.operators import max_pool
-from krylov.operators.device_memory import free_memory
-from krylov.operators.planning import parse_bytes
+from krylov.operators.device_memory import free_memory, parse_bytes
 from tests import networks
 
 FLOAT = jnp.result_type(float)
