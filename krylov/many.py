@@ -5,9 +5,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, auto_axes
+from jax.sharding import PartitionSpec as P
 
 from krylov.operators.base import LinearOperator, Vector, products
-from krylov.operators.structure import check_vector, common_dtype, describe, is_traced, real_dtype, zeros
+from krylov.operators.structure import abstract, check_vector, common_dtype, describe, is_traced, real_dtype, zeros
 
 from .arguments import real_unknowns, right_hand_side, stopping
 from .driver import Controls, add_shift
@@ -95,7 +97,24 @@ def solve_many(
 
 
 @eqx.filter_jit
-def _solve_all(op, shift, preconditioner, b, controls, throw):
+def _solve_all(op, shift, preconditioner, b, controls, throw) -> Any:
+    shardings = [abstract(leaf).sharding for leaf in jax.tree.leaves((op, shift, preconditioner, b))]
+    mesh = next((s.mesh for s in shardings if s is not None), None)
+    if mesh is None:
+        return _solve_block(op, shift, preconditioner, b, controls, throw)
+    # The recurrence mixes columns and measures them: how these are spread on the way is left to XLA, the end is not.
+    arrays, rest = eqx.partition((op, shift, preconditioner, b, controls), eqx.is_array)
+    whole = NamedSharding(mesh, P())
+    spread = jax.tree.map(lambda x: abstract(x).sharding or whole, b)
+
+    def solve(arrays):
+        op, shift, preconditioner, b, controls = eqx.combine(arrays, rest)
+        return _solve_block(op, shift, preconditioner, b, controls, throw)
+
+    return auto_axes(solve, out_sharding=(spread, whole))(arrays)
+
+
+def _solve_block(op, shift, preconditioner, b, controls, throw):
     stopped = jax.tree.map(
         lambda x: jax.lax.stop_gradient(x) if eqx.is_array(x) else x, (op, shift, preconditioner, b, controls)
     )

@@ -2,7 +2,8 @@
 
 import types
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -63,6 +64,37 @@ def close(
     closed = jax.make_jaxpr(flat)(*leaves)
     program = _intern(fn if code is None else code, rewrite(closed.jaxpr))
     return ClosedFunction([jnp.asarray(c) for c in closed.consts], program, out_tree)
+
+
+_LOOKS_AT_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+@contextmanager
+def traceable(where: str, name: str, cure: str = "") -> Iterator[None]:
+    """Say of a user's function what JAX's errors say of its tracers.
+
+    Args:
+        where: the caller's name.
+        name: what the caller calls the function.
+        cure: one more thing to do, beside writing it in JAX.
+
+    Raises:
+        TypeError: inside the block a function looked at the values of what is traced.
+    """
+    try:
+        yield
+    except _LOOKS_AT_VALUES as error:
+        raise TypeError(
+            f"{where}: {name} looks at the values of its arguments, so that JAX cannot trace it.\n"
+            f"  got       {type(error).__name__}: {str(error).splitlines()[0]}\n"
+            "  Write it with jax.numpy, and its branches with jnp.where or jax.lax.cond"
+            f"{'; ' if cure else '.'}{cure}"
+        ) from error
 
 
 # Programs seen lately, by the code they came from.

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 
 from .base import Field, LinearOperator, Vector, conjugate
-from .closure import ClosedFunction, close
+from .closure import ClosedFunction, close, traceable
 from .linear_call import closed_linear_call
 from .structure import Structure, all_complex, describe, freeze, same_structure, structure_of, thaw
 
@@ -32,6 +32,12 @@ def check_hermitian_structure(where: str, in_structure: Structure, out_structure
             f"  input     {describe(in_structure)}\n  output    {describe(out_structure)}\n"
             "  Drop hermitian=True or positive=True, or make the output match the input."
         )
+
+
+_HOST = (
+    "or pass a function of NumPy arrays as\n"
+    "  scipy.sparse.linalg.LinearOperator(shape, matvec=..., rmatvec=..., dtype=...), which is called back on the host."
+)
 
 
 class FunctionOperator(LinearOperator):
@@ -79,7 +85,8 @@ class FunctionOperator(LinearOperator):
     ):
         in_structure = structure_of(structure)
         check_inexact("FunctionOperator", "structure", in_structure)
-        self.fn = close(fn, in_structure)
+        with traceable("FunctionOperator", "fn", _HOST):
+            self.fn = close(fn, in_structure)
         out_structure = self.fn.out_structure
         check_inexact("FunctionOperator", "the output of fn", out_structure)
         if field is None:
@@ -87,7 +94,8 @@ class FunctionOperator(LinearOperator):
         check_claims("FunctionOperator", in_structure, out_structure, field)
         if hermitian or positive:
             check_hermitian_structure("FunctionOperator", in_structure, out_structure)
-        self.adjoint = None if adjoint is None else close(adjoint, out_structure)
+        with traceable("FunctionOperator", "adjoint", _HOST):
+            self.adjoint = None if adjoint is None else close(adjoint, out_structure)
         if self.adjoint is not None and not same_structure(self.adjoint.out_structure, in_structure):
             raise ValueError(
                 "FunctionOperator: adjoint does not return what fn takes.\n"

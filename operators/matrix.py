@@ -163,6 +163,10 @@ def _as_jax_matrix(matrix: Any) -> Any:
     elif isinstance(matrix, sparse.JAXSparse) and not isinstance(matrix, sparse.BCOO):
         matrix = sparse.BCOO.fromdense(matrix.todense())
     elif not isinstance(matrix, sparse.BCOO):
+        if not hasattr(matrix, "dtype"):
+            matrix = np.asarray(matrix)
+        if not jnp.issubdtype(matrix.dtype, jnp.number):
+            raise TypeError(_not_floating(matrix.dtype))
         matrix = jnp.asarray(matrix)
     if len(matrix.shape) != 2:
         raise ValueError(f"MatrixOperator: matrix must have two axes, not shape {matrix.shape}.")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .base import Field, HermitianOperator, LinearOperator, Vector, conjugate
-from .closure import ClosedFunction, close
+from .closure import ClosedFunction, close, traceable
 from .linear_call import closed_linear_call
 from .matrix import DiagonalOperator
 from .structure import (
@@ -159,7 +159,8 @@ class OutputHessian(HermitianOperator):
     def __init__(self, loss: Callable[[Any, Any], Array], outputs: Vector, batch: Any, *, convex: bool = True):
         self.outputs = outputs
         self.batch = jax.tree.map(jnp.asarray, batch)
-        self.loss = close(loss, structure_of(outputs), structure_of(self.batch))
+        with traceable("OutputHessian", "loss"):
+            self.loss = close(loss, structure_of(outputs), structure_of(self.batch))
         check_losses("loss(outputs, batch)", self.loss.out_structure, jax.tree.leaves(outputs)[0].shape[0])
         self._convex = bool(convex)
 

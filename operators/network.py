@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .chunks import Chunks
-from .closure import ClosedFunction, close
+from .closure import ClosedFunction, close, traceable
 from .linearization import explained
 from .real_factors import real_factors_apart
 from .sharding import context_of_parts
@@ -37,6 +37,7 @@ def trace_network(
     chunk = chunks.structure(count)
     try:
         with (
+            traceable("Jacobian", "f"),
             context_of_parts(chunks.spread),
             jax.default_matmul_precision(precision) if precision is not None else contextlib.nullcontext(),
             explained(network, params, chunk, name="Jacobian: f"),

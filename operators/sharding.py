@@ -79,6 +79,7 @@ def run_spread(spread: Spread | None, fn: Callable[..., Any], shared: Any, *stac
     if spread is None:
         return fn(shared, *stacks)
     part = P(spread.axes)
+    mesh = _as_seen_here(spread.mesh)
 
     def local(shared, *stacks):
         out = fn(shared, *stacks)
@@ -87,12 +88,18 @@ def run_spread(spread: Spread | None, fn: Callable[..., Any], shared: Any, *stac
     # The network was traced elsewhere, so its operations do not say what varies from device to device.
     run = jax.shard_map(
         local,
-        mesh=spread.mesh,
+        mesh=mesh,
         in_specs=(P(), *(part for _ in stacks)),
         out_specs=part if result == "parts" else P(),
         check_vma=False,
     )
-    return run(_reshard(shared, spread.mesh, P()), *_reshard(stacks, spread.mesh, part))
+    return run(_reshard(shared, mesh, P()), *_reshard(stacks, mesh, part))
+
+
+def _as_seen_here(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
+    """The mesh, or the context's, if that differs only in axes made Auto: inside ``jax.sharding.auto_axes``."""
+    here = jax.sharding.get_abstract_mesh()
+    return here if here.are_all_axes_auto and here.shape == mesh.shape else mesh
 
 
 def _reshard(tree: Any, mesh: Mesh | AbstractMesh, spec: P) -> Any:

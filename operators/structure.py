@@ -150,6 +150,9 @@ def check_vector(where: str, name: str, vector: PyTree, expected: Structure, cur
 def _cure(name: str, got: Structure, expected: Structure) -> str:
     tree_got, tree_expected = jax.tree.structure(got), jax.tree.structure(expected)
     if tree_got != tree_expected:
+        numbers = all(leaf.shape == () for leaf in jax.tree.leaves(got))
+        if tree_got != jax.tree.structure(0) == tree_expected and jax.tree.leaves(got) and numbers:
+            return f"A list is a pytree of its numbers: for a vector pass jnp.asarray({name})."
         return f"Give {name} the pytree structure {tree_expected}; it came as {tree_got}."
     pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True))
     if any(x.shape != y.shape for x, y in pairs):

@@ -38,7 +38,10 @@ def split_trainable(params: PyTree, trainable: Any) -> tuple[PyTree, PyTree]:
     trained = eqx.filter(chosen, eqx.is_inexact_array)
     rest = jax.tree.map(lambda x, t: None if t is not None else x, params, trained, is_leaf=lambda x: x is None)
     if size_of(trained) == 0:
-        raise ValueError(f"Jacobian: no trainable floating-point number among params.\n  params    {describe(params)}")
+        raise ValueError(
+            f"Jacobian: no trainable floating-point array among params.\n  params    {describe(params)}\n"
+            "  Python numbers and integers are constants: pass what is to be trained as jnp.asarray(..., float)."
+        )
     return trained, rest
 
 

@@ -55,7 +55,20 @@ CASES = {
     ),
     "b of integers": (solve_with(rhs=np.arange(10)), TypeError, ["solve: b", "int", "cast"]),
     "b of bools": (solve_with(rhs=np.ones(10, bool)), TypeError, ["solve: b", "bool"]),
-    "b of words": (solve_with(rhs=["a"]), TypeError, ["solve: b"]),
+    "b of words": (solve_with(rhs=["word"]), TypeError, ["solve: b"]),
+    "b a list": (solve_with(rhs=[1.0] * 10), ValueError, ["solve: b", "jnp.asarray(b)"]),
+    "a network in NumPy": (
+        lambda: Jacobian(lambda w, x: np.asarray(x) @ w, b, np.ones((3, 10), "float32")),
+        TypeError,
+        ["Jacobian: f", "looks at the values", "jax.numpy"],
+    ),
+    "a loss that branches": (
+        lambda: krylov.gauss_newton(lambda w, x: x @ w, lambda y, x: y if y.sum() > 0 else -y, b, A),
+        TypeError,
+        ["loss", "looks at the values", "jax.lax.cond"],
+    ),
+    "a matrix of objects": (lambda: MatrixOperator(np.ones((2, 2), object)), TypeError, ["MatrixOperator", "object"]),
+    "a matrix of bools": (lambda: MatrixOperator([[True]]), TypeError, ["MatrixOperator", "bool"]),
     "b missing": (solve_with(rhs=None), (TypeError, ValueError), ["solve: b"]),
     "complex b on an operator over the reals": (
         solve_with(ON_REAL, b.astype("complex64")),

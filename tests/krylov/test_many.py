@@ -165,7 +165,7 @@ def test_eight_right_hand_sides_of_a_tangent_operator_take_fewer_products_than_o
 def test_many_take_recipes_and_move_what_was_built_to_their_shift():
     """As solve does: the same preconditioner in each column, and the products of building in the count."""
     A, b = problems.gram("float32", 1e4, N)
-    op, columns, shift = MatrixOperator(A, positive=True), np.stack([b, b[::-1]]), 1e-3
+    op, columns, shift = MatrixOperator(A, positive=True), np.stack([b, b[::-1]]), 1e-2
     built = krylov.Nystrom(rank=10).build(op, shift=1.0)
     plain = krylov.solve_many(op, columns, shift=shift)
     moved = krylov.solve_many(op, columns, shift=shift, preconditioner=built)

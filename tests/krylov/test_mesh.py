@@ -136,3 +136,40 @@ def test_operator_with_a_collective_inside_shard_map():
     assert bool(sol.converged)
     expected = np.linalg.solve(wide(A), wide(b))
     assert norm(wide(sol.x) - expected) <= 1e-4 * norm(expected)
+
+
+@pytest.mark.parametrize("rows, columns", [(P(), P("i")), (P("i"), P(None, "j")), (P("i", "j"), P("j", "i"))])
+def test_a_block_of_right_hand_sides_spread_in_any_way(rows, columns):
+    """On Explicit axes: solutions and gradients are spread as the right-hand sides are, whatever the matrix."""
+    A, b = problems.definite("float32", N)
+    block = np.stack([np.roll(b, i) for i in range(8)])
+    mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(AxisType.Explicit,) * 2)
+    A_spread = jax.device_put(A, NamedSharding(mesh, rows))
+    block_spread = jax.device_put(block, NamedSharding(mesh, columns))
+
+    def total(A, block):
+        x = krylov.solve_many(MatrixOperator(A, positive=True), block).x
+        return x.sum(), x
+
+    gradient, x = jax.jit(jax.grad(total, argnums=1, has_aux=True))(A_spread, block_spread)
+    assert all(y.sharding.is_equivalent_to(NamedSharding(mesh, columns), 2) for y in (x, gradient))
+    expected = np.linalg.solve(wide(A), wide(block).T).T
+    assert norm(wide(x) - expected) <= 1e-3 * norm(expected)
+    right = np.tile(np.linalg.solve(wide(A).T, np.ones(N)), (8, 1))
+    assert norm(wide(gradient) - right) <= 1e-3 * norm(right)
+
+
+@pytest.mark.parametrize("storage", problems.slow_but(("recompute", "linearized", "dense"), "linearized"))
+def test_a_block_on_an_operator_whose_samples_are_spread(storage):
+    samples = problems.random_vector("float32", 32 * 5).reshape(32, 5)
+    w = problems.random_vector("float32", 20).reshape(5, 4)
+    block = problems.random_vector("float32", 60).reshape(3, 5, 4)
+    mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(AxisType.Explicit,) * 2)
+
+    @jax.jit
+    def solve(samples):
+        J = krylov.Jacobian(lambda w, x: jnp.sum(jnp.tanh(x @ w), axis=-1), w, samples, storage=storage)
+        return krylov.solve_many(J.gram(), block, shift=1e-1).x
+
+    alone, spread = solve(samples), solve(jax.device_put(samples, NamedSharding(mesh, P(("i", "j")))))
+    assert norm(wide(spread) - wide(alone)) <= 1e-4 * norm(alone)

@@ -164,3 +164,18 @@ def test_the_function_is_traced_once():
     op.as_matrix()
     jax.grad(lambda x: jnp.sum(op @ x))(jnp.ones(2))
     assert len(calls) == 1
+
+
+def branching(x):
+    return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("fn", [lambda x: np.linalg.norm(x) * np.asarray(x), branching, lambda x: x[x > 0]])
+def test_what_looks_at_values_is_named_and_cured(fn):
+    for build in (
+        lambda: FunctionOperator(fn, np.zeros(2)),
+        lambda: FunctionOperator(lambda x: 2 * x, np.zeros(2), adjoint=fn),
+    ):
+        with pytest.raises(TypeError, match=r"FunctionOperator: \w+ looks at the values (.|\n)*scipy") as caught:
+            build()
+        assert "jax.lax.cond" in str(caught.value)
