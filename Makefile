@@ -8,8 +8,15 @@ WORKERS ?= 2
 # JAX's factorizations of small matrices: where cores are shared, threads of OpenBLAS only wait for each other.
 export OPENBLAS_NUM_THREADS ?= 1
 
+# Most of the time goes into compiling thousands of small programs; so it takes a third. Where a jaxlib does not know
+# one of the flags: `make QUICK_XLA= test`. What a user runs first is compiled as it is there.
+QUICK_XLA ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+             --xla_cpu_parallel_codegen_split_count=1
+AS_USED   := tests/test_docs.py tests/test_examples.py
+
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --benchmark-disable
+QUICKLY = XLA_FLAGS="$$XLA_FLAGS $(QUICK_XLA)"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -22,13 +29,14 @@ demo: $(VENV)/installed-docs ## the library's main job on a real quantum system
 	$(BIN)/python docs/examples/demo.py
 
 test: lint types test-float32 ## everything: lint, types, tests with x64 off, then the others with x64 on
-	XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0" $(PYTEST) --second-pass
+	$(PYTEST) $(AS_USED)
+	$(QUICKLY) $(PYTEST) --second-pass $(AS_USED:%=--ignore=%)
 
 test-fast: $(VENV)/installed-dev ## a first look: of each test that is not slow, its first case
-	$(PYTEST) -m "not slow" --first-case
+	$(QUICKLY) $(PYTEST) -m "not slow" --first-case
 
 test-float32: $(VENV)/installed-dev ## the tests that are not slow, with x64 off as most users run
-	KRYLOV_TEST_X64=0 $(PYTEST) -m "not slow"
+	$(QUICKLY) KRYLOV_TEST_X64=0 $(PYTEST) -m "not slow"
 
 lint: $(VENV)/installed-dev ## ruff: rules and format
 	$(BIN)/ruff check

@@ -123,7 +123,8 @@ def iterate_with_adjoint(
         per_unit = 1 / loop.operator_unit
         stepped = axpy(per_unit, method.increment(loop.state), loop.x)
         candidate = as_returned(unit, select(loop.first, loop.x, stepped))
-        probe = select(verify, candidate, method.probe(loop.state))
+        # Behind the barrier it is computed once: XLA may round the x that is kept otherwise than the one multiplied.
+        probe = jax.lax.optimization_barrier(select(verify, candidate, method.probe(loop.state)))
         image = times(probe)
         stepping = method.left(loop.state, scale(per_unit, image))
         left = select(verify, subtract(b, image), stepping)
@@ -162,7 +163,7 @@ def iterate_with_adjoint(
         # A guess that is not finite is given up for zero, whose residual is the right-hand side.
         kept = select(loop.first & ~ending.accepted, zeros_like(loop.x), loop.x)
         return _Loop(
-            x=select(accepted, candidate, kept),
+            x=select(accepted, probe, kept),
             state=state,
             norms=select(accepted, found, loop.norms),
             operator_unit=operator_unit,

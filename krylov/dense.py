@@ -47,7 +47,8 @@ def factorize_and_refine(
 
     def body(loop):
         x, r, norm, steps, _, broken, history = loop
-        candidate = as_returned(unit, add(x, correction(r)))
+        # Behind the barrier it is computed once: XLA may round the x that is kept otherwise than the one multiplied.
+        candidate = jax.lax.optimization_barrier(as_returned(unit, add(x, correction(r))))
         r_new = subtract(b, add_shift(shift, product(op, candidate), candidate))
         found = space.norm(r_new)
         better = found < norm  # False for NaN

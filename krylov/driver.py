@@ -144,7 +144,8 @@ def iterate(
         increment = method.increment(space, state, verify)
         candidate = select(loop.unverified, loop.x, axpy(units.operator, increment, loop.x))
         candidate = as_returned(unit, candidate)
-        probe = select(verify, candidate, scale(units.operator, method.probe(state)))
+        # Behind the barrier it is computed once: XLA may round the x that is kept otherwise than the one multiplied.
+        probe = jax.lax.optimization_barrier(select(verify, candidate, scale(units.operator, method.probe(state))))
         multiplied = add_shift(shift, times(op, probe), probe)
 
         restarted = method.start(space, state, subtract(b, multiplied))
@@ -169,7 +170,7 @@ def iterate(
         given_up = loop.unverified & ~loop.overflowed & ~ending.accepted
         kept = select(given_up, zeros_like(loop.x), loop.x)
         return _Loop(
-            x=select(accepted, candidate, kept),
+            x=select(accepted, probe, kept),
             state=state,
             residual=jnp.where(accepted, found, loop.residual),
             rounds=rounds,
